@@ -36,6 +36,7 @@ async def load_worker(
 ) -> WorkerParts:
     """Start the engine's thread, and read all weights but those of routed experts."""
     settings, device = process.settings, device_named(process.settings.device)
+    process.status.progress = checkpoint.progress
     thread = await process.enter(engine_thread(device))
     division = division_of(settings, config)
     meeting = (

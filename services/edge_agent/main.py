@@ -159,7 +159,7 @@ async def _keep_house(profiler: Profiler, status: ServiceStatus, lease: Lease) -
     while True:
         status.epoch = max(status.epoch, site.host.epochs.in_force)
         # On another thread: it waits for a request that is being answered.
-        await asyncio.to_thread(site.host.epochs.retire)
+        await asyncio.to_thread(site.host.retire)
         site.thread.call(site.dispatcher.follow)
         if site.follow_experts():
             await lease.update(max_expert_bytes=site.allowed_bytes)

@@ -54,6 +54,7 @@ async def serve(settings: ExpertSettings) -> None:
         service(settings, identity, register, stop) as process,
     ):
         settings, status = process.settings, process.status
+        status.progress = checkpoint.progress
         thread = await process.enter(engine_thread(device_named(settings.device)))
         measured = await on_own_thread(
             measure_experts, config, *_numbers(settings, config), settings.quantization
@@ -191,7 +192,7 @@ async def _keep_house(
     """Retire old epochs, count answers, and show the epoch in force."""
     while True:
         # On another thread: it waits for a request that is being answered.
-        await asyncio.to_thread(host.epochs.retire)
+        await asyncio.to_thread(host.retire)
         host.count()
         rests = status.state == "standby"  # and has no colleagues to keep links to
         placement = None if rests else host.epochs.placement(host.epochs.in_force)

@@ -30,7 +30,11 @@ class SchedulerSettings(ServiceSettings):
         description="seconds without a newcomer before the first placement is made",
     )
     prepare_timeout_s: float = Field(
-        120.0, gt=0, le=3600, description="longest wait for workers to load a placement"
+        120.0,
+        gt=0,
+        le=3600,
+        description="longest wait for workers to prepare a placement, beside what loading takes at "
+        "20 MB/s; one that loads no byte for a minute is given up",
     )
     load_share: float = Field(
         0.1,

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from typing import Any
 
+import pytest
 import torch
 
 from moesaic.cluster.placements import encode_placement
@@ -24,17 +25,19 @@ class SlowHost(ExpertHost):
         super().__init__(*arguments)
         self.begun, self.may_load, self.loaded = (threading.Event() for _ in range(3))
 
-    def prepare(self, placement: Placement, bring: Bring | None = None) -> LoadResult:
+    def prepare(
+        self, placement: Placement, bring: Bring | None = None, num_threads: int | None = None
+    ) -> LoadResult:
         self.begun.set()
         self.may_load.wait()
         try:
-            return super().prepare(placement, bring)
+            return super().prepare(placement, bring, num_threads)
         finally:
             self.loaded.set()
 
 
-async def test_what_is_aborted_while_it_loads_is_freed_even_if_nobody_waits(
-    tiny_model: Any,
+async def test_what_is_aborted_while_it_loads_is_freed_in_time_even_if_nobody_waits(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = load_config(tiny_model.directory)
     host = SlowHost(
@@ -64,6 +67,9 @@ async def test_what_is_aborted_while_it_loads_is_freed_even_if_nobody_waits(
     await aborting
     await asyncio.to_thread(host.loaded.wait)
 
+    assert not host.epochs.answers(1)
+    monkeypatch.setattr("moesaic.experts.preparing.kept.KEEP_S", -1.0)
+    host.retire()
     assert host.epochs.resident_bytes == 0
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -94,3 +95,23 @@ def test_names_differ_where_bytes_mean_something_else() -> None:
     names = {ExpertLayout(h, s, *form).name for h, s in ((512, 256), (256, 512)) for form in forms}
 
     assert len(names) == 2 * len(forms)
+
+
+@pytest.mark.skipif(library() is None, reason="needs a C compiler")
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("form", FORMS)
+def test_numbers_as_files_have_them_are_packed_as_the_same_float32(
+    stored: torch.dtype, form: Any
+) -> None:
+    layout = ExpertLayout(50, 30, *form, biased=True)
+    assert layout.packs_stored == (form in [(torch.float32, "none"), (torch.float32, "int8")])
+    if not layout.packs_stored:
+        return
+    shapes = (60, 50), (50, 30), (60,), (50,)
+    tensors = [torch.randn(shape).to(stored) for shape in shapes]
+    packed = torch.zeros(2, layout.nbytes, dtype=torch.uint8)
+    for row, (gate_up, down, *biases) in zip(
+        packed, (tensors, [tensor.float() for tensor in tensors]), strict=True
+    ):
+        layout.pack(gate_up, down, row, (biases[0], biases[1]))
+    assert torch.equal(packed[0], packed[1])

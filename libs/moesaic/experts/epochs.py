@@ -105,8 +105,14 @@ class Epochs:
         """Answer for a prepared epoch from now on."""
         with self._changing:
             self._put(tenure)
-            layers = tenure.table.layers.values()
-            self._alive.update({id(mlp): mlp for s in layers for mlp in s.mlps if mlp is not None})
+        for slots in tenure.table.layers.values():
+            for mlp in slots.mlps:
+                self.note_alive(mlp)
+
+    def note_alive(self, mlp: GatedMLP | None) -> None:
+        """Count the bytes of an expert as resident for as long as anybody has it."""
+        if mlp is not None:
+            self._alive[id(mlp)] = mlp
 
     def drop_uncommitted(self, before: int) -> None:
         """Free earlier epochs that nobody will commit: a scheduler commits only its latest one."""

@@ -9,7 +9,8 @@ from moesaic.experts.answering import LayerAnswers
 from moesaic.experts.costs import ExpertBatch
 from moesaic.experts.epochs import Epochs
 from moesaic.experts.loaded import Bring, ExpertFiles
-from moesaic.experts.loading import PlacementLoader
+from moesaic.experts.preparing.kept import KeptExperts
+from moesaic.experts.preparing.loading import PlacementLoader
 from moesaic.experts.slots import LoadResult
 from moesaic.experts.warm_up import WarmUp
 from moesaic.experts.without_python import AnswersWithoutPython
@@ -58,8 +59,15 @@ class ExpertHost:
             self.epochs, gates, config, dtype, device, self.activations, rung_of
         )
         self._warm_up = WarmUp(gates, config, slots_per_layer, dtype, device, quantization)
+        self._kept = KeptExperts(lambda expert: self.epochs.note_alive(expert.mlp))
         self._loader = PlacementLoader(
-            self.epochs, self.files, config.digest, worker_id, slots_per_layer, max_expert_bytes
+            self.epochs,
+            self.files,
+            config.digest,
+            worker_id,
+            slots_per_layer,
+            max_expert_bytes,
+            self._kept,
         )
 
     def answer_without_python(self, limits: FrameLimits) -> AnswersWithoutPython:
@@ -83,9 +91,20 @@ class ExpertHost:
         """See ``ExpertCosts.take``."""
         return self._answers.costs.take(self._answers.without_python)
 
-    def prepare(self, placement: Placement, bring: Bring | None = None) -> LoadResult:
+    def prepare(
+        self, placement: Placement, bring: Bring | None = None, num_threads: int | None = None
+    ) -> LoadResult:
         """See ``PlacementLoader.prepare``."""
-        return self._loader.prepare(placement, bring)
+        return self._loader.prepare(placement, bring, num_threads)
+
+    def abort(self, epoch: int) -> None:
+        """See ``PlacementLoader.abort``."""
+        self._loader.abort(epoch)
+
+    def retire(self) -> None:
+        """Free what nobody needs any more: see ``Epochs.retire`` and ``KeptExperts.expire``."""
+        self.epochs.retire()
+        self._kept.expire()
 
     def limit_memory(self, max_expert_bytes: int) -> None:
         """Change the memory for experts; what is held already stays."""

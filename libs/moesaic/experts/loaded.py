@@ -33,7 +33,14 @@ class LoadedExpert:
 
 
 class ExpertFiles:
-    """Reads experts and packs them for this machine."""
+    """Reads experts and packs them for this machine.
+
+    Attributes:
+        experts: by their weights ids.
+        progress: of loading.
+        device: that computes with them.
+        layout: of their bytes.
+    """
 
     def __init__(
         self,
@@ -42,7 +49,11 @@ class ExpertFiles:
         dtype: torch.dtype,
         device: torch.device,
         quantization: Quantization = "none",
+        *,
+        for_peers: bool = True,
     ) -> None:
+        """Read nothing yet; of experts that are not ``for_peers`` no digests are taken."""
+        self._for_peers, self.progress = for_peers, checkpoint.progress
         self.experts, self.device = LogicalExperts(checkpoint, config), device
         on_cpu = device.type == "cpu"
         if quantization != "none" and not on_cpu:
@@ -53,6 +64,10 @@ class ExpertFiles:
     def expert_bytes(self) -> int:
         """Bytes of one expert in memory."""
         return self.layout.nbytes
+
+    def note_pulled(self, layer: int, expert: int) -> None:
+        """Count an expert that came from a peer as loaded."""
+        self.progress.add(self.experts.stored_bytes(layer, expert))
 
     def bring(self, pace: LoadPace) -> Bring:
         """A loader at this pace, of experts by their weights ids.
@@ -73,11 +88,12 @@ class ExpertFiles:
 
     def _read(self, layer: int, expert: int) -> LoadedExpert:
         layout, host = self.layout, torch.device("cpu")
-        read = self.experts.read(layer, expert, layout.dtype, host)
+        dtype = None if layout.packs_stored else layout.dtype
+        read = self.experts.read(layer, expert, dtype, host, lent=True)
         # Zeros, for the gaps between the parts are sent and compared too.
         packed = huge_pages.zeros((layout.nbytes,), torch.uint8)
         layout.pack(read.gate_up, read.down, packed, read.biases)
-        digests = digests_of(packed.unsqueeze(0))[0]
+        digests = digests_of(packed.unsqueeze(0))[0] if self._for_peers else None
         packed = packed.to(self.device)
         settle(self.device)  # peers are given it on another thread
         return LoadedExpert(layout.view(packed), packed, digests)

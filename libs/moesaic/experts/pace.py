@@ -23,6 +23,11 @@ class LoadPace:
         self._rest_per_work = 1.0 / share - 1.0
         self._cancelled = threading.Event()
 
+    @property
+    def num_threads(self) -> int | None:
+        """Threads that load at this pace: one that rests, or as many as there are (None)."""
+        return 1 if self._rest_per_work else None
+
     def cancel(self) -> None:
         """End the loading, from any thread; a thread that rests wakes up."""
         self._cancelled.set()

@@ -10,6 +10,7 @@ from moesaic.kernels.expert_layout import ExpertLayout
 from moesaic.kernels.held_bytes import Quantization
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.weights.checkpoint import Checkpoint
+from moesaic.models.weights.on_threads import on_threads
 
 
 def layout_of(
@@ -45,9 +46,15 @@ class PackedExperts:
         Raises:
             CheckpointError: a tensor is missing, mis-shaped or cannot be read.
         """
-        for expert, row in zip(experts, rows, strict=True):
-            read = self.experts.read(layer, expert, self.layout.dtype, torch.device("cpu"))
-            self.layout.pack(read.gate_up, read.down, row, read.biases)
+        dtype = None if self.layout.packs_stored else self.layout.dtype
+        host = torch.device("cpu")
+
+        def pack(place: int) -> None:
+            read = self.experts.read(layer, experts[place], dtype, host, lent=True)
+            self.layout.pack(read.gate_up, read.down, rows[place], read.biases)
+
+        assert len(experts) == len(rows)
+        on_threads(pack, range(len(rows)))
 
     def packed(self, layer: int, experts: Sequence[int]) -> Tensor:
         """Pack ``experts`` into new memory.

@@ -12,18 +12,21 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from moesaic.experts.brownout.logical import LogicalExperts
-from moesaic.experts.loaded import Bring, LoadedExpert
-from moesaic.kernels.gated_mlp import GatedMLP, PlainMLP, make_mlp
+from moesaic.experts.loaded import ExpertFiles, LoadedExpert
+from moesaic.experts.pace import LoadPace
+from moesaic.kernels.gated_mlp import GatedMLP, PlainMLP
 from moesaic.kernels.grouped_experts import grouped_experts
 from moesaic.kernels.held_bytes import Quantization
 from moesaic.kernels.packed_experts import PackedMLP, PackedSlots
 from moesaic.messages.placement import EMPTY_SLOT
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.weights.checkpoint import Checkpoint
+from moesaic.models.weights.on_threads import on_threads
 
 if TYPE_CHECKING:
     from moesaic.kernels.triton.grouped_experts import SlotWeights
+
+ExpertKey = tuple[int, int]  # decoder layer, weights id
 
 
 @dataclass(frozen=True)
@@ -194,50 +197,51 @@ def load_table(
         CheckpointError: an expert's tensor is missing, damaged or mis-shaped.
     """
 
-    experts = LogicalExperts(checkpoint, config)
+    files = ExpertFiles(checkpoint, config, dtype, device, quantization, for_peers=False)
+    missing, bring = missing_experts(wanted, resident), files.bring(LoadPace())
+    with files.progress.expecting(sum(files.experts.stored_bytes(*key) for key in missing)):
+        loaded = on_threads(lambda key: bring(*key), missing)
+    return change_table(wanted, dict(zip(missing, loaded, strict=True)), resident)
 
-    def bring(layer: int, expert: int) -> LoadedExpert:
-        weights = experts.read(layer, expert, dtype, device)
-        biases, activation = weights.biases, config.moe.activation
-        mlp = make_mlp(
-            weights.gate_up, weights.down, quantization, biases=biases, activation=activation
-        )
-        return LoadedExpert(mlp)
 
-    return change_table(wanted, bring, resident)
+def held_experts(tables: Sequence[SlotTable]) -> dict[ExpertKey, LoadedExpert]:
+    """Collect the experts of tables; of one that several have, that of the first."""
+    return {
+        (layer, expert): loaded
+        for table in reversed(tables)
+        for layer, slots in table.layers.items()
+        for expert, loaded in zip(slots.experts, slots.loaded, strict=True)
+        if loaded is not None
+    }
+
+
+def missing_experts(
+    wanted: Mapping[int, Sequence[int]], resident: Sequence[SlotTable]
+) -> list[ExpertKey]:
+    """List the experts, each once, that are wanted and in no table."""
+    held = held_experts(resident)
+    asked = {(at, e): None for at, experts in wanted.items() for e in sorted(experts)}
+    return [key for key in asked if key[1] != EMPTY_SLOT and key not in held]
 
 
 def change_table(
-    wanted: Mapping[int, Sequence[int]], bring: Bring, resident: Sequence[SlotTable]
+    wanted: Mapping[int, Sequence[int]],
+    brought: Mapping[ExpertKey, LoadedExpert],
+    resident: Sequence[SlotTable],
 ) -> LoadResult:
-    """Make the table that holds ``wanted[layer][slot]``, bringing only experts that no table has.
+    """Make the table that holds ``wanted[layer][slot]``.
 
     Args:
         wanted: expert ids by layer and slot; -1 is an empty slot.
-        bring: loads one expert.
+        brought: experts that no table has.
         resident: tables in memory, the one in force first. Their experts are shared, not copied.
-
-    Raises:
-        MoesaicError: an expert could not be brought; nothing has changed.
     """
-    layers, loaded, kept = {}, 0, 0
+    held = {**held_experts(resident), **brought}
+    layers, kept = {}, 0
     for layer, experts in wanted.items():
         olds = [table.layers[layer] for table in resident if layer in table.layers]
-        present = sum(expert != EMPTY_SLOT for expert in experts)
+        kept += sum(e != EMPTY_SLOT and (layer, e) not in brought for e in experts)
         same = next((old for old in olds if old.experts == tuple(experts)), None)
-        if same is not None:
-            layers[layer] = same
-            kept += present
-            continue
-        here = {
-            e: held
-            for old in reversed(olds)
-            for e, held in zip(old.experts, old.loaded, strict=True)
-        }
-        missing = {e for e in experts if e != EMPTY_SLOT and here.get(e) is None}
-        brought = {expert: bring(layer, expert) for expert in sorted(missing)}
-        slots = [(brought.get(e) or here[e]) if e != EMPTY_SLOT else None for e in experts]
-        layers[layer] = LayerSlots.of(experts, slots)
-        loaded += len(brought)
-        kept += present - len(brought)
-    return LoadResult(SlotTable(layers), loaded, kept)
+        slots = [held[layer, e] if e != EMPTY_SLOT else None for e in experts]
+        layers[layer] = same or LayerSlots.of(experts, slots)
+    return LoadResult(SlotTable(layers), len(brought), kept)

@@ -23,8 +23,9 @@ from moesaic.native.library import lib
 from moesaic.native.memory import huge_pages
 from moesaic.native.structs import MatrixArgs
 
-LEVELS = 127
 _KINDS = ("float32", "bfloat16", "float16", "int8", "int4", "fp8")  # as matrix.h numbers them
+ROW_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""Dtypes of weights that are numbers, as matrix.h numbers them."""
 _CENTRE_OF_LEVELS = 12  # of a codebook: its levels are -12 to 12, and bytes have no sign
 
 
@@ -79,7 +80,8 @@ class PackedMatrix:
         """
         form = form or form_of(weight)
         if form.kind == "int8":
-            return cls._int8(dequantised(weight, torch.float32), bias, lasting)
+            numbers = weight if isinstance(weight, Tensor) else dequantised(weight, torch.float32)
+            return cls._int8(numbers, bias, lasting)
         if form.kind == "int4":
             if isinstance(weight, Tensor):
                 weight = Int4Weight.of(weight, form.group)
@@ -90,8 +92,10 @@ class PackedMatrix:
             panels = _packed(weight.codes, form, weight.shape[1], lasting)
             scales = _by_panel(weight.scales)
             return cls(weight.shape, form, panels, group_scales=scales, bias=_padded(bias))
-        numbers = dequantised(weight, getattr(torch, form.kind))
-        panels = _packed(numbers, form, weight.shape[1], lasting)
+        dtype: torch.dtype = getattr(torch, form.kind)
+        numbers = weight if isinstance(weight, Tensor) else dequantised(weight, dtype)
+        panels = _zeros((whole_panels(len(numbers)), numbers.shape[1]), dtype, lasting)
+        pack_rows(numbers, panels)
         return cls(weight.shape, form, panels, bias=_padded(bias))
 
     @classmethod
@@ -102,17 +106,17 @@ class PackedMatrix:
         so nothing depends on other rows; products and sums are exact integers. The error is at most
         half a level of each factor: about 0.4 % of a row's largest entry, and of a weight row's.
         """
-        (num_out, num_in), form = weight.shape, WeightForm("int8")
-        largest = weight.abs().amax(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
-        scales = largest / LEVELS
-        rounded = (weight / scales.unsqueeze(1)).round_().to(torch.int8).contiguous()
-        panels = _packed(rounded, form, -(-num_in // 4) * 4, lasting)
-        offsets = torch.zeros(len(panels), dtype=torch.int32)
-        lib().sum_int8(
-            weight=rounded.data_ptr(), num_out=num_out, num_in=num_in, offsets=offsets.data_ptr()
-        )
+        padded_out, padded_in = whole_panels(len(weight)), -(-weight.shape[1] // 4) * 4
+        panels = _zeros((padded_out, padded_in), torch.int8, lasting)
+        scales, offsets = torch.empty(padded_out), torch.empty(padded_out, dtype=torch.int32)
+        pack_rows(weight, panels, scales, offsets)
         return cls(
-            weight.shape, form, panels, scales=_padded(scales), offsets=offsets, bias=_padded(bias)
+            weight.shape,
+            WeightForm("int8"),
+            panels,
+            scales=scales,
+            offsets=offsets,
+            bias=_padded(bias),
         )
 
     @classmethod
@@ -163,19 +167,60 @@ class PackedMatrix:
         return out
 
 
-def _packed(weight: Tensor, form: WeightForm, width: int, lasting: bool) -> Tensor:
-    """Bring numbers or codes into panels of rows that take ``width`` items."""
+def pack_rows(
+    weight: Tensor,
+    panels: Tensor,
+    scales: Tensor | None = None,
+    offsets: Tensor | None = None,
+    *,
+    halves: int = 1,
+) -> None:
+    """Fill ``panels`` with a weight as files have it, on the calling thread.
+
+    As int8, each output has the scale that its largest weight over 127 is, and weights are rounded half to even. An
+    output that only fills up a panel has the scale of zeros. Only what has to be rounded to 16 bits is copied before.
+
+    Args:
+        weight: ``[out, in]`` on the CPU, of any of ``ROW_DTYPES``.
+        panels: of one of these ``[padded_out, in]``, or int8 ``[padded_out, padded_in]``.
+        scales: of int8, float32 ``[padded_out]``.
+        offsets: of int8, int32 ``[padded_out]``.
+        halves: 2: each panel takes as many outputs of either half of them.
+    """
+    if panels.dtype in (torch.bfloat16, torch.float16):
+        weight = weight.to(panels.dtype)
+    num_out, num_in = weight.shape
     weight = weight.contiguous()
-    shape = whole_panels(len(weight)), width
-    panels = huge_pages.zeros(shape, weight.dtype) if lasting else weight.new_zeros(shape)
-    lib().pack_matrix(
-        weight=weight.data_ptr(),
-        num_out=weight.shape[0],
-        num_in=weight.shape[1],
+    stored = {
+        "weight": weight.data_ptr(),
+        "kind": ROW_DTYPES[weight.dtype],
+        "rows": num_out // halves,
+        "halves": halves,
+        "num_in": num_in,
+        "panels": panels.data_ptr(),
+    }
+    if scales is None or offsets is None:
+        lib().pack_stored(**stored, form=ROW_DTYPES[panels.dtype])
+    else:
+        lib().pack_stored_int8(**stored, scales=scales.data_ptr(), offsets=offsets.data_ptr())
+
+
+def _packed(codes: Tensor, form: WeightForm, width: int, lasting: bool) -> Tensor:
+    """Bring codes, uint8 ``[out, in]``, into panels of rows that take ``width`` bytes."""
+    codes = codes.contiguous()
+    panels = _zeros((whole_panels(len(codes)), width), torch.uint8, lasting)
+    lib().pack_codes(
+        codes=codes.data_ptr(),
+        num_out=codes.shape[0],
+        num_in=codes.shape[1],
         form=_KINDS.index(form.kind),
         panels=panels.data_ptr(),
     )
     return panels
+
+
+def _zeros(shape: tuple[int, int], dtype: torch.dtype, lasting: bool) -> Tensor:
+    return huge_pages.zeros(shape, dtype) if lasting else torch.zeros(shape, dtype=dtype)
 
 
 def _by_panel(values: Tensor) -> Tensor:

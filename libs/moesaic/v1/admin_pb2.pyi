@@ -76,6 +76,7 @@ class GetInfoResponse(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     QUANTIZATION_FIELD_NUMBER: _builtins.int
+    LOADING_FIELD_NUMBER: _builtins.int
     service: _builtins.str
     worker_id: _builtins.str
     generation: _builtins.int
@@ -101,6 +102,10 @@ class GetInfoResponse(_message.Message):
     def waiting_for(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """what keeps it from being ready, for people"""
 
+    @_builtins.property
+    def loading(self) -> Global___Loading:
+        """absent: nothing is being loaded"""
+
     def __init__(
         self,
         *,
@@ -119,14 +124,44 @@ class GetInfoResponse(_message.Message):
         model: _builtins.str = ...,
         dtype: _builtins.str = ...,
         quantization: _builtins.str = ...,
+        loading: Global___Loading | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["loading", b"loading"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_address", b"data_address", "dtype", b"dtype", "epoch", b"epoch", "generation", b"generation", "metrics_address", b"metrics_address", "model", b"model", "model_digest", b"model_digest", "pid", b"pid", "quantization", b"quantization", "service", b"service", "state", b"state", "uptime_s", b"uptime_s", "version", b"version", "waiting_for", b"waiting_for", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_address", b"data_address", "dtype", b"dtype", "epoch", b"epoch", "generation", b"generation", "loading", b"loading", "metrics_address", b"metrics_address", "model", b"model", "model_digest", b"model_digest", "pid", b"pid", "quantization", b"quantization", "service", b"service", "state", b"state", "uptime_s", b"uptime_s", "version", b"version", "waiting_for", b"waiting_for", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetInfoResponse: _TypeAlias = GetInfoResponse  # noqa: Y015
+
+@_typing.final
+class Loading(_message.Message):
+    """Weights that are being loaded."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DONE_BYTES_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    done_bytes: _builtins.int
+    """here already, as stored in files"""
+    total_bytes: _builtins.int
+    seconds: _builtins.float
+    """since it began"""
+    def __init__(
+        self,
+        *,
+        done_bytes: _builtins.int = ...,
+        total_bytes: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done_bytes", b"done_bytes", "seconds", b"seconds", "total_bytes", b"total_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Loading: _TypeAlias = Loading  # noqa: Y015
 
 @_typing.final
 class GetConfigRequest(_message.Message):

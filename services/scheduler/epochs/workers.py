@@ -1,8 +1,10 @@
 """Calls to expert workers: prepare a placement, confirm it, or abort it."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 import grpc
 import structlog
@@ -12,8 +14,9 @@ from moesaic.cluster.rpc.channels import CONTROL_TIMEOUT_S, channel
 from moesaic.cluster.rpc.statuses import as_error
 from moesaic.errors import MoesaicError
 from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.services.scheduler.epochs.patience import Patience, while_it_loads
+from moesaic.v1 import admin_pb2, admin_pb2_grpc, expert_pb2_grpc
 from moesaic.v1 import expert_pb2 as pb
-from moesaic.v1 import expert_pb2_grpc
 
 log = structlog.get_logger()
 
@@ -32,7 +35,7 @@ async def prepare(
         serving: the placement committed last, if there is one. Its workers can give experts to others, and a worker
             that has not heard of its commit does so now.
         load_share: of each worker's time, for loading; the rest is for serving.
-        timeout_s: for each worker, if it did nothing else.
+        timeout_s: for each worker, if it did nothing else; those that load have more, see ``Patience``.
         failed: told each worker that could not, and the reason.
 
     Raises:
@@ -97,8 +100,14 @@ async def _prepare_one(
     )
     if serving is not None and serving.model_digest == placement.model_digest:
         request.serving.CopyFrom(encode_placement(serving))
-    async with _calling(worker) as stub:
-        answer = await stub.PreparePlacement(request, timeout=timeout_s / load_share)
+    async with _connected(worker) as connection:
+        stub = expert_pb2_grpc.ExpertServiceStub(connection)
+
+        async def call() -> pb.PreparePlacementResponse:
+            return await stub.PreparePlacement(request)
+
+        patience = Patience(worker.worker_id, timeout_s, load_share, time.monotonic())
+        answer = await while_it_loads(call(), partial(_loading, connection), patience)
     log.info(
         "placement.prepared",
         epoch=placement.epoch,
@@ -110,10 +119,26 @@ async def _prepare_one(
     )
 
 
+async def _loading(connection: grpc.aio.Channel) -> admin_pb2.Loading | None:
+    """Ask a worker what it loads; None: nothing, or it does not answer."""
+    stub: admin_pb2_grpc.AdminServiceAsyncStub = admin_pb2_grpc.AdminServiceStub(connection)
+    try:
+        info = await stub.GetInfo(admin_pb2.GetInfoRequest(), timeout=CONTROL_TIMEOUT_S)
+    except grpc.aio.AioRpcError:
+        return None
+    return info.loading if info.HasField("loading") else None
+
+
 @asynccontextmanager
-async def _calling(worker: PlacedWorker) -> AsyncIterator["expert_pb2_grpc.ExpertServiceAsyncStub"]:
+async def _connected(worker: PlacedWorker) -> AsyncIterator[grpc.aio.Channel]:
     try:
         async with channel(worker.admin_address, worker.worker_id) as connection:
-            yield expert_pb2_grpc.ExpertServiceStub(connection)
+            yield connection
     except grpc.aio.AioRpcError as error:
         raise as_error(error, worker.worker_id) from error
+
+
+@asynccontextmanager
+async def _calling(worker: PlacedWorker) -> AsyncIterator["expert_pb2_grpc.ExpertServiceAsyncStub"]:
+    async with _connected(worker) as connection:
+        yield expert_pb2_grpc.ExpertServiceStub(connection)

@@ -27,6 +27,7 @@ from moesaic.messages.scaling import (
 )
 from moesaic.scaling.contract import RecentDemand, ScalingChoice, ScalingState, ShapeBounds
 from moesaic.services.scheduler.brownout import BrownoutStore
+from moesaic.services.scheduler.epochs.patience import FLOOR_BYTES_PER_S
 from moesaic.services.scheduler.log import LOST, DecisionLog
 from moesaic.services.scheduler.scaling.actuators.contract import Actuator
 from moesaic.services.scheduler.scaling.facts import (
@@ -46,7 +47,7 @@ log = structlog.get_logger()
 _LOOK_S = 1.0
 _SOON_S = 0.2  # while workers are on the way
 _RECENT = 1000  # decisions that are looked at
-PATIENCE_S = 600.0  # then a shape that is not there is given up
+PATIENCE_S = 600.0  # beside the time for loading; then a shape that is not there is given up
 NO_BRIDGE = "brownout lowers nothing: nothing bridges the time until then"
 
 _workers = Gauge("moesaic_scaling_workers", "workers, active and wanted", ["side", "kind"])
@@ -261,8 +262,8 @@ class ScalingController:
                 await self._note_end(await parts.store.end(seconds=round(age_s, 3)))
                 self._troubles.pop("carry out", None)
                 return
-            if age_s > PATIENCE_S:
-                failure = self._troubles.get("carry out") or f"{now} after {PATIENCE_S:.0f} s"
+            if age_s > (most_s := PATIENCE_S + _loading_s(parts.fleet)):
+                failure = self._troubles.get("carry out") or f"{now} after {most_s:.0f} s"
                 await self._note_end(await parts.store.end(failure=failure))
         if not wish.ended or parts.store.policy.mode == "auto":
             try:
@@ -387,3 +388,9 @@ class ScalingController:
         if cause != self._troubles.get(step):
             self._troubles[step] = cause
             log.warning("scaling.trouble", cause=cause)
+
+
+def _loading_s(fleet: Fleet) -> float:
+    """The longest that some worker may take to load its experts."""
+    sizes = (record.capacity * record.expert_bytes for record in fleet.workers.values())
+    return max(sizes, default=0) / FLOOR_BYTES_PER_S

@@ -11,9 +11,11 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.parity.cases import CASES, CPU, Served, build_reference, local_moe
 from moesaic.errors import CheckpointError
+from moesaic.models.configuration.architecture import ModelConfig
 from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.weights.checkpoint import Checkpoint
+from moesaic.models.weights.experts import expert_bytes, load_expert
 from moesaic.models.weights.files import list_tensors
 from moesaic.models.weights.inventory import tensor_names
 
@@ -28,13 +30,25 @@ class Recording(Checkpoint):
         super().__init__(directory)
         self.read_names: set[str] = set()
 
-    def read(self, name: str, *how: Any) -> torch.Tensor:
+    def read_into(self, name: str, into: torch.Tensor) -> torch.Tensor:
         self.read_names.add(name)
-        return super().read(name, *how)
+        return super().read_into(name, into)
 
-    def read_slice(self, name: str, *how: Any) -> torch.Tensor:
+    def read_slice_into(self, name: str, *how: Any) -> None:
         self.read_names.add(name)
-        return super().read_slice(name, *how)
+        super().read_slice_into(name, *how)
+
+
+def assert_bytes_add_up(checkpoint: Checkpoint, config: ModelConfig) -> None:
+    """Experts as they are counted, and all else, are all that there is."""
+    stored = list_tensors(checkpoint.directory)
+    experts = sum(
+        expert_bytes(checkpoint, config, layer, expert)
+        for layer in config.moe_layers
+        for expert in range(config.moe.num_experts)
+    )
+    rest = checkpoint.nbytes(tensor_names(config, stored, experts=False))
+    assert experts + rest == checkpoint.nbytes(stored)
 
 
 @pytest.mark.parametrize("original", [True, False])
@@ -50,6 +64,19 @@ def test_the_tensors_of_a_model_are_those_that_are_read(
 
     stored = list_tensors(tmp_path)
     assert checkpoint.read_names == set(tensor_names(config, stored)) == set(stored)
+
+
+@pytest.mark.parametrize("family", sorted({case.family for case in CASES}))
+def test_what_is_shown_of_loading_adds_up(tmp_path: Path, family: str) -> None:
+    build_reference(next(case for case in CASES if case.family == family), tmp_path)
+    config, checkpoint = load_config(tmp_path), Checkpoint(tmp_path)
+    assert_bytes_add_up(checkpoint, config)
+    first = config.moe_layers[0]
+    with checkpoint.progress.expecting(1 << 40):
+        load_expert(checkpoint, config, first, 1, torch.float32, CPU)
+        look = checkpoint.progress.look()
+    assert look is not None
+    assert look.done == expert_bytes(checkpoint, config, first, 1) > 0
 
 
 @pytest.fixture
@@ -140,9 +167,10 @@ def test_a_weight_that_is_not_finite_is_refused(
         checkpoint.read("bad", (40, 50), torch.float32, CPU)
     assert refused.value.tensor == "bad"
     row = place // 50 % 40
-    checkpoint.read_slice("bad", (row + 1) % 40, (40, 50), torch.bfloat16, CPU)
+    entry = torch.empty(50, dtype=torch.bfloat16)
+    checkpoint.read_slice_into("bad", (row + 1) % 40, 40, entry)
     with pytest.raises(CheckpointError, match="1 of 50 weights"):
-        checkpoint.read_slice("bad", row, (40, 50), torch.bfloat16, CPU)
+        checkpoint.read_slice_into("bad", row, 40, entry)
 
 
 def test_a_weight_that_the_asked_dtype_cannot_hold_is_refused(tmp_path: Path) -> None:

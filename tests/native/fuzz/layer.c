@@ -19,7 +19,7 @@ static struct matrix float_matrix(struct layer_here *layer, int64_t out, int64_t
     const int64_t whole = (out + panel_width() - 1) / panel_width() * panel_width();
     float *weight = any_floats(out * in), *panels = own(layer, exact(whole * in * 4));
     memset(panels, 0, (size_t)(whole * in) * 4);
-    pack_matrix(weight, out, in, FLOAT32, panels);
+    pack_stored(weight, FLOAT32, out, 1, in, FLOAT32, panels);
     free(weight);
     return (struct matrix){.panels = panels, .num_in = in, .num_out = out};
 }
@@ -27,15 +27,14 @@ static struct matrix float_matrix(struct layer_here *layer, int64_t out, int64_t
 static struct matrix int8_matrix(struct layer_here *layer, int64_t out, int64_t in) {
     const int64_t whole = (out + panel_width() - 1) / panel_width() * panel_width();
     const int64_t bytes = whole * ((in + 3) / 4 * 4);
-    int8_t *weight = exact(out * in), *panels = own(layer, exact(bytes));
+    float *weight = exact(out * in * 4), *scales = own(layer, exact(whole * 4));
+    for (int64_t i = 0; i < out * in; i++) weight[i] = (float)between(-127, 127);
+    int8_t *panels = own(layer, exact(bytes));
     int32_t *offsets = own(layer, exact(whole * 4));
-    memset(panels, 0, (size_t)bytes), memset(offsets, 0, (size_t)whole * 4);
-    for (int64_t i = 0; i < out * in; i++) weight[i] = (int8_t)between(-127, 127);
-    pack_matrix(weight, out, in, INT8, panels);
-    sum_int8(weight, out, in, offsets);
+    pack_stored_int8(weight, FLOAT32, out, 1, in, panels, scales, offsets);
     free(weight);
     return (struct matrix){.panels = panels,
-                           .scales = own(layer, any_floats(whole)),
+                           .scales = one_in(2) ? scales : own(layer, any_floats(whole)),
                            .offsets = offsets,
                            .num_in = in,
                            .num_out = out,

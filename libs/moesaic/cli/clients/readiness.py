@@ -38,11 +38,22 @@ def _missing(body: Any) -> list[str]:
     return [str(why) for why in failing.values()] if isinstance(failing, dict) else ["not ready"]
 
 
-async def await_ready(url: str, within_s: float, announce: Callable[[str, str], None]) -> None:
+async def await_ready(
+    url: str,
+    within_s: float,
+    announce: Callable[[str, str], None],
+    progressed: Callable[[], bool] = lambda: False,
+) -> None:
     """Wait until the gateway at ``url`` is ready, and announce what is missing.
 
+    Args:
+        url: of the gateway.
+        within_s: longest wait.
+        announce: tells people, given a name and a text.
+        progressed: true if weights have come since the last call; the wait begins anew then.
+
     Raises:
-        CommandError: it is not ready ``within_s`` seconds from now.
+        CommandError: it is not ready in that time.
     """
     loop = asyncio.get_running_loop()
     started = since = loop.time()
@@ -50,6 +61,8 @@ async def await_ready(url: str, within_s: float, announce: Callable[[str, str], 
     announced: list[str] | None = None
     async with httpx.AsyncClient(**client_settings(url)) as client:
         while loop.time() - started < within_s:
+            if progressed():
+                started = loop.time()
             now_missing = await readiness(client)
             if now_missing == []:
                 return

@@ -40,6 +40,7 @@ def bench(
             "elastic",
             "simulate",
             "costs",
+            "loading",
             "ranks",
             "large",
             "sampling",

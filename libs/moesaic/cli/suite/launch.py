@@ -20,6 +20,7 @@ from moesaic.cli.machine.links.network import joined
 from moesaic.cli.machine.ports import hold_port, number_of
 from moesaic.cli.machine.state import StateFile, SuiteState, process_start_time
 from moesaic.cli.suite.fitting import kv_environment
+from moesaic.cli.suite.loading import ShownLoading
 from moesaic.cli.suite.log_tail import show_warnings
 from moesaic.cli.suite.prepare import prepared
 from moesaic.cli.suite.processes import Service, SuiteOptions, name_of, services_of, url_of
@@ -135,7 +136,12 @@ class _Suite:
         logs = [(p.name, Path(p.log)) for p in self._supervisor.processes]
         warnings = asyncio.create_task(show_warnings(logs, announce))
         running = asyncio.create_task(self._supervisor.run(environment, self._stop))
-        ready = asyncio.create_task(await_ready(self._state.url, ready_within_s, announce))
+        loading = ShownLoading(self._supervisor.processes, announce)
+        ready = asyncio.create_task(
+            await_ready(self._state.url, ready_within_s, announce, loading.progressed)
+        )
+        showing = asyncio.create_task(loading.run())
+        ready.add_done_callback(lambda _: showing.cancel())
         try:
             await asyncio.wait({running, ready}, return_when=asyncio.FIRST_COMPLETED)
             if ready.done() and not self._stop.is_set():
@@ -152,7 +158,8 @@ class _Suite:
             self._stop.set()
             self._enter("stopping")
             ready.cancel()
-            await asyncio.gather(ready, running, return_exceptions=True)
+            showing.cancel()
+            await asyncio.gather(ready, showing, running, return_exceptions=True)
             warnings.cancel()
             await asyncio.gather(warnings, return_exceptions=True)
 

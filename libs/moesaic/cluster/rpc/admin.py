@@ -20,6 +20,7 @@ from moesaic.errors import InvalidInput, NotReady
 from moesaic.messages.registry import WorkerState
 from moesaic.settings import ServiceSettings, redacted
 from moesaic.telemetry import logs, metrics
+from moesaic.telemetry.loading import LoadProgress
 from moesaic.v1 import admin_pb2 as pb
 from moesaic.v1 import admin_pb2_grpc
 
@@ -60,6 +61,7 @@ class ServiceStatus:
         self.data_address = ""
         self.metrics_address = ""
         self.model = ""  # its name, for people
+        self.progress: LoadProgress | None = None  # of loading weights; None: it has none
         self.changed = asyncio.Event()  # set by a change of state, cleared by the health service
         self.drained = self.standing_by = False
         self._state: WorkerState = "starting"
@@ -133,6 +135,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def GetInfo(self, request: pb.GetInfoRequest, context: _Context) -> pb.GetInfoResponse:
         """Describe this process: name, state, addresses, and reasons why it is not ready."""
         status = self._status
+        look = status.progress.look() if status.progress else None
         return pb.GetInfoResponse(
             service=status.service,
             worker_id=status.worker_id,
@@ -149,6 +152,9 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             model=status.model,
             dtype=status.dtype,
             quantization=status.quantization,
+            loading=pb.Loading(done_bytes=look.done, total_bytes=look.total, seconds=look.seconds)
+            if look
+            else None,
         )
 
     async def GetConfig(

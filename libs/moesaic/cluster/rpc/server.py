@@ -28,6 +28,7 @@ __all__ = ["AdminServer", "DrainHook", "ServiceStatus", "StandbyHook", "admin_se
 
 _MAX_CONCURRENT_CALLS = 1024
 _SETTLE_S = 1.0
+_LOADING_S = 5.0
 _LAST_ANSWERS_S = 0.5  # time for running calls to end when the server closes
 
 
@@ -127,6 +128,7 @@ async def _serve(
     followers = [
         asyncio.create_task(_follow(status, health, names), name="health"),
         asyncio.create_task(_say_what_it_waits_for(status), name="waiting"),
+        asyncio.create_task(_say_what_it_loads(status), name="loading"),
     ]
     try:
         yield AdminServer(host_port(place.advertised_host, port), status, stop, admin)
@@ -178,6 +180,22 @@ async def _say_what_it_waits_for(status: ServiceStatus) -> None:
             said = now
             log.info("service.waiting" if now else "service.waited", waiting_for=now)
         before = now
+
+
+async def _say_what_it_loads(status: ServiceStatus) -> None:
+    """Log the progress of loading every few seconds."""
+    while True:
+        await asyncio.sleep(_LOADING_S)
+        look = status.progress.look() if status.progress else None
+        if look is not None:
+            left_s = None if look.left_s is None else round(look.left_s, 1)
+            log.info(
+                "weights.loading",
+                done_bytes=look.done,
+                total_bytes=look.total,
+                bytes_per_s=round(look.rate),
+                left_s=left_s,
+            )
 
 
 def _listen(server: grpc.aio.Server, host: str, port: int, tls: Tls | None) -> int:

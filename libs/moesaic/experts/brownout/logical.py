@@ -18,7 +18,7 @@ from moesaic.kernels.promised import LayerRung
 from moesaic.messages.rung import Rung
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.weights.checkpoint import Checkpoint
-from moesaic.models.weights.experts import ExpertWeights, load_expert
+from moesaic.models.weights.experts import ExpertWeights, expert_bytes, load_expert
 from moesaic.models.weights.united import UnitedExperts, find_united
 
 log = structlog.get_logger()
@@ -61,16 +61,27 @@ class LogicalExperts:
             return {}
 
     def read(
-        self, layer: int, weights_id: int, dtype: torch.dtype, device: torch.device
+        self,
+        layer: int,
+        weights_id: int,
+        dtype: torch.dtype | None,
+        device: torch.device,
+        *,
+        lent: bool = False,
     ) -> ExpertWeights:
-        """Read one expert. A united one that was not distilled is the mean of its group.
+        """Read one expert; without ``dtype`` as it is stored. It may be ``lent``, see ``load_expert``.
+
+        A united one that was not distilled is the mean of its group.
 
         Raises:
             CheckpointError: a tensor is missing, mis-shaped or cannot be read.
         """
         way, group = divmod(weights_id, self._config.moe.num_experts)
         if not way:
-            return load_expert(self._checkpoint, self._config, layer, group, dtype, device)
+            return load_expert(
+                self._checkpoint, self._config, layer, group, dtype, device, lent=lent
+            )
+        dtype = dtype or torch.float32
         if (file := self._files.get(way)) is not None:
             return self._in_place(file.read(layer, group, dtype, device), device)
         if layer == self._config.moe_layers[0] and not group:  # once for each way
@@ -82,6 +93,11 @@ class LogicalExperts:
         weight_format = self._config.weight_format
         coded = weight_format is not None and device.type == "cpu"
         return united.rounded(weight_format.held) if coded and weight_format else united
+
+    def stored_bytes(self, layer: int, weights_id: int) -> int:
+        """Bytes of one expert in files, for progress; of a united one those of an own one."""
+        expert = weights_id % self._config.moe.num_experts
+        return expert_bytes(self._checkpoint, self._config, layer, expert)
 
     def layer_rung(
         self, layer: int, rung: Rung, lost: Tensor | None = None, homes: Tensor | None = None

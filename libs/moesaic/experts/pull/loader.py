@@ -1,8 +1,9 @@
 """Loads experts from workers that hold them, before the checkpoint is read."""
 
 import asyncio
+import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import structlog
@@ -15,7 +16,7 @@ from moesaic.experts.loaded import Bring, LoadedExpert
 from moesaic.experts.pace import LoadPace
 from moesaic.experts.pull.client import DamagedExpert, PullClient
 from moesaic.experts.pull.frames import contents_digest
-from moesaic.experts.pull.ranges import Share, messages_of
+from moesaic.experts.pull.ranges import Runs, Share, messages_of
 from moesaic.kernels.expert_layout import ExpertLayout
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.native.memory import huge_pages
@@ -91,17 +92,24 @@ class Pulling:
     def __init__(self, peers: ExpertPeers, serving: Placement, pace: LoadPace) -> None:
         self._peers, self._serving, self._pace = peers, serving, pace
         self._clients: dict[str, PullClient] = {}  # by worker id
+        self._dialling = threading.Lock()
         self._failed: set[str] = set()  # not asked again for this placement
         self.pulled = 0
 
-    def or_else(self, otherwise: Bring) -> Bring:
-        """A loader that asks the holders of an expert, one after the other, then ``otherwise``."""
+    def or_else(
+        self, otherwise: Bring, came: Callable[[int, int], None] = lambda layer, expert: None
+    ) -> Bring:
+        """A loader, for several threads, that asks the holders of an expert, one after the other, then ``otherwise``.
+
+        It tells ``came`` the layer and the weights id of each that a holder gave.
+        """
 
         def bring(layer: int, expert: int) -> LoadedExpert:
             for holder in self._peers.holders(self._serving, layer, expert):
                 if holder.worker_id not in self._failed:
                     loaded = self._from(holder, layer, expert)
                     if loaded is not None:
+                        came(layer, expert)
                         return loaded
             return otherwise(layer, expert)
 
@@ -136,7 +144,8 @@ class Pulling:
             return None
         _pulls.labels("ok").inc()
         _pulled_bytes.inc(layout.nbytes)
-        self.pulled += 1
+        with self._dialling:
+            self.pulled += 1
         return LoadedExpert(layout.view(packed), packed, digests)
 
     def _zeros(self, nbytes: int) -> Tensor:
@@ -153,16 +162,33 @@ class Pulling:
         Returns:
             The digests of its pieces, int64 ``[pieces]``.
         """
-        client = self._clients.get(holder.worker_id)
-        if client is None or not client.link.alive:
-            client = self._clients[holder.worker_id] = self._peers.call(self._peers.dial(holder))
+        client, runs = self._client(holder), messages_of(len(into), len(into))
+
+        async def pull(messages: Runs) -> list[Tensor]:
+            first = expert * len(into)
+            pulls = [client.pull(layer, first + at, into[at : at + n]) for at, n in messages]
+            outcomes = await asyncio.gather(*pulls, return_exceptions=True)
+            for outcome in outcomes:
+                if isinstance(outcome, BaseException):
+                    raise outcome
+            return [outcome for outcome in outcomes if isinstance(outcome, Tensor)]
+
+        if self._pace.num_threads is None:
+            return torch.cat(self._peers.call(pull(runs)))
         digests = []
-        for start, length in messages_of(len(into), len(into)):
+        for message in runs:
             began = time.monotonic()
-            part = into[start : start + length]
-            digests.append(self._peers.call(client.pull(layer, expert * len(into) + start, part)))
+            digests += self._peers.call(pull([message]))
             self._pace.rest(time.monotonic() - began)
         return torch.cat(digests)
+
+    def _client(self, holder: PlacedWorker) -> PullClient:
+        with self._dialling:
+            client = self._clients.get(holder.worker_id)
+            if client is None or not client.link.alive:
+                client = self._peers.call(self._peers.dial(holder))
+                self._clients[holder.worker_id] = client
+            return client
 
     def _refuse(
         self, outcome: str, holder: PlacedWorker, layer: int, expert: int, cause: str

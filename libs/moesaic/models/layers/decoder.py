@@ -26,6 +26,8 @@ from moesaic.models.layers.rope import RotaryEmbedding, Rotation
 from moesaic.models.layers.step_batch import StepBatch
 from moesaic.models.layers.whole_steps import WholeSteps
 from moesaic.models.weights.checkpoint import Checkpoint
+from moesaic.models.weights.inventory import tensor_names
+from moesaic.models.weights.on_threads import on_threads
 from moesaic.models.weights.tensor_names import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
 from moesaic.models.weights.tensor_reader import TensorReader
 
@@ -115,9 +117,6 @@ class Decoder:
             division=division,
         )
         own = part_of(config, division) if division else config
-        layers = [
-            load_layer(reader.under(layer_prefix(i)), own, i) for i in range(config.num_layers)
-        ]
         shape = (config.vocab_size, config.hidden_size)
         rounding: Quantization = "none" if keep_head or quantization == "none" else "int8"
 
@@ -130,18 +129,35 @@ class Decoder:
                 return linear.matrix, linear
             return weight.to(activation_dtype(dtype, device)), linear
 
-        embedding, head = read(EMBEDDING, here=division is None or division.rank == 0)
-        if division:
-            name = EMBEDDING if config.tie_word_embeddings else HEAD
-            head = make_linear(
-                _logits_of(reader.read(name, *shape), division), quantization=rounding
-            )
-        elif not config.tie_word_embeddings:
-            _, head = read(HEAD)
-        norm = reader.vector(FINAL_NORM, config.hidden_size)
+        def read_ends() -> tuple[Tensor | PackedMatrix, Linear]:
+            embedding, head = read(EMBEDDING, here=division is None or division.rank == 0)
+            if division:
+                name = EMBEDDING if config.tie_word_embeddings else HEAD
+                part = _logits_of(reader.read(name, *shape), division)
+                head = make_linear(part, quantization=rounding)
+            elif not config.tie_word_embeddings:
+                _, head = read(HEAD)
+            return embedding, head
+
+        ends: list[tuple[Tensor | PackedMatrix, Linear]] = []
+        layers: dict[int, DecoderLayer] = {}
+
+        def load(index: int) -> None:
+            if index < 0:
+                ends.append(read_ends())
+            else:
+                layers[index] = load_layer(reader.under(layer_prefix(index)), own, index)
+
+        names = tensor_names(config, checkpoint, experts=False)
+        with checkpoint.progress.expecting(checkpoint.nbytes(names)):
+            # The ends of the model are the largest: they begin first.
+            on_threads(load, range(-1, config.num_layers))
+            norm = reader.vector(FINAL_NORM, config.hidden_size)
+        [(embedding, head)] = ends
+        in_order = [layers[index] for index in range(config.num_layers)]
         if config.logits_scaling != 1.0:  # dividing here divides the logits
             norm = norm.float() / config.logits_scaling
-        return cls(config, layers, embedding, norm, head, division)
+        return cls(config, in_order, embedding, norm, head, division)
 
     def with_parts(self, layers: list[DecoderLayer], head: Linear) -> "Decoder":
         """Return the same decoder with other layers and another head."""

@@ -1,6 +1,5 @@
 """Read single tensors, or slices of them, from a model directory's safetensors files."""
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,9 +10,8 @@ from moesaic.errors import CheckpointError
 from moesaic.models.configuration.architecture import ModelConfig
 from moesaic.models.weights.files import Stamp, StoredTensor, list_tensors
 from moesaic.models.weights.inventory import check_tensors
-
-_STORED_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_CODES = {"U8": torch.uint8, "F8_E4M3": torch.uint8, "I32": torch.int32, "I64": torch.int64}
+from moesaic.models.weights.payload import CODE_DTYPES, STORED_DTYPES, fill, fill_codes
+from moesaic.telemetry.loading import LoadProgress
 
 
 class Checkpoint:
@@ -22,6 +20,10 @@ class Checkpoint:
     Payload is read from the file straight into the tensor that is returned. Nothing is mapped or
     cached, so what a process keeps is its own tensors and no more. Safe to use from several
     threads.
+
+    Attributes:
+        directory: of the model.
+        progress: of loading, in bytes of these files.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -31,7 +33,7 @@ class Checkpoint:
             CheckpointError: no safetensors, a damaged or truncated file, a missing shard, or a
                 tensor that is not in the shard where the index says it is, or only in the shard.
         """
-        self.directory = directory
+        self.directory, self.progress = directory, LoadProgress()
         self._tensors = list_tensors(directory)
 
     @classmethod
@@ -53,6 +55,20 @@ class Checkpoint:
     def __contains__(self, name: object) -> bool:
         return name in self._tensors
 
+    def nbytes(self, names: Iterable[str]) -> int:
+        """Bytes of those of these tensors that there are, as they are stored."""
+        return sum(self._tensors[name].nbytes for name in names if name in self._tensors)
+
+    def dtype_of(self, names: Iterable[str]) -> torch.dtype:
+        """The dtype in which these tensors are stored; float32, which holds any other, if there are several.
+
+        Raises:
+            CheckpointError: one of them is not there.
+        """
+        dtypes = {STORED_DTYPES.get(self._find(name).dtype) for name in names}
+        found = dtypes.pop()
+        return torch.float32 if dtypes or found is None else found
+
     def read(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> Tensor:
@@ -62,8 +78,20 @@ class Checkpoint:
             CheckpointError: there is no such tensor, its shape is not ``shape``, its payload cannot
                 be read, or something in it is not finite.
         """
-        stored = self._find(name, shape)
-        return _load(name, stored, stored.shape, stored.start, dtype, device)
+        self._find(name, shape)  # before there is memory for it
+        return self.read_into(name, torch.empty(shape, dtype=dtype)).to(device)
+
+    def read_into(self, name: str, into: Tensor) -> Tensor:
+        """Read the tensor ``name`` into memory of its shape, contiguous on the CPU; raises as ``read`` does."""
+        stored = self._find(name, tuple(into.shape))
+        fill(name, stored, stored.start, into, self.progress)
+        return into
+
+    def read_slice_into(self, name: str, index: int, num: int, into: Tensor) -> None:
+        """Read entry ``index`` of ``num`` along the first axis of the tensor ``name``; see ``read_into``."""
+        stored = self._find(name, (num, *into.shape))
+        start = stored.start + index * (stored.nbytes // num)
+        fill(name, stored, start, into, self.progress)
 
     def read_slice(
         self,
@@ -73,14 +101,11 @@ class Checkpoint:
         dtype: torch.dtype,
         device: torch.device,
     ) -> Tensor:
-        """Read entry ``index`` along the first axis of the tensor ``name`` of ``shape``.
-
-        Raises:
-            CheckpointError: as for ``read``.
-        """
-        stored = self._find(name, shape)
-        stride = stored.nbytes // shape[0]
-        return _load(name, stored, shape[1:], stored.start + index * stride, dtype, device)
+        """Read entry ``index`` along the first axis of the tensor ``name`` of ``shape``; raises as ``read`` does."""
+        self._find(name, shape)
+        into = torch.empty(shape[1:], dtype=dtype)
+        self.read_slice_into(name, index, shape[0], into)
+        return into.to(device)
 
     def read_codes(
         self,
@@ -98,11 +123,12 @@ class Checkpoint:
         Raises:
             CheckpointError: there is no such tensor, its shape or dtype is another, or it cannot be read.
         """
-        stored, dtype = self._find(name, shape, (stored_dtype,)), _CODES[stored_dtype]
-        if index is None:
-            return _load_payload(name, stored, shape, stored.start, dtype).to(device)
-        start = stored.start + index * (stored.nbytes // shape[0])
-        return _load_payload(name, stored, shape[1:], start, dtype).to(device)
+        stored = self._find(name, shape, (stored_dtype,))
+        num, of_each = (1, shape) if index is None else (shape[0], shape[1:])
+        start = stored.start + (index or 0) * (stored.nbytes // num)
+        codes = torch.empty(of_each, dtype=CODE_DTYPES[stored_dtype])
+        fill_codes(name, stored, start, codes, self.progress)
+        return codes.to(device)
 
     def stored(self, name: str) -> StoredTensor | None:
         """Return what the files say of the tensor ``name``; None: there is no such tensor."""
@@ -113,14 +139,17 @@ class Checkpoint:
         return CheckpointError(self._tensors[name].file.name, problem, tensor=name)
 
     def _find(
-        self, name: str, shape: tuple[int, ...], dtypes: Iterable[str] = _STORED_DTYPES
+        self,
+        name: str,
+        shape: tuple[int, ...] | None = None,
+        dtypes: Iterable[str] = STORED_DTYPES,
     ) -> StoredTensor:
         stored = self._tensors.get(name)
         if stored is None:
             raise CheckpointError(
                 str(self.directory), "is missing from the checkpoint", tensor=name
             )
-        if stored.shape != shape:
+        if shape is not None and stored.shape != shape:
             raise CheckpointError(
                 stored.file.name,
                 f"expected shape {list(shape)}, found {list(stored.shape)}",
@@ -133,62 +162,3 @@ class Checkpoint:
                 tensor=name,
             )
         return stored
-
-
-def _load(
-    name: str,
-    stored: StoredTensor,
-    shape: tuple[int, ...],
-    start: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Tensor:
-    payload = _load_payload(name, stored, shape, start, _STORED_DTYPES[stored.dtype])
-    loaded = payload.to(device=device, dtype=dtype)
-    _require_finite(loaded, stored, name)
-    return loaded
-
-
-def _load_payload(
-    name: str,
-    stored: StoredTensor,
-    shape: tuple[int, ...],
-    start: int,
-    dtype: torch.dtype,
-) -> Tensor:
-    payload = torch.empty(shape, dtype=dtype)
-    buffer = memoryview(payload.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]  # numpy's stubs hide the buffer
-    try:
-        with stored.file.open("rb", buffering=0) as file:
-            if Stamp.of(os.fstat(file.fileno())) != stored.stamp:
-                raise CheckpointError(
-                    stored.file.name,
-                    "has changed while in use: start this process anew",
-                    tensor=name,
-                )
-            file.seek(start)
-            filled = 0
-            while filled < buffer.nbytes:  # one read returns at most 2 GiB
-                count = file.readinto(buffer[filled:])
-                if not count:
-                    raise CheckpointError(
-                        stored.file.name, "has become shorter while in use", tensor=name
-                    )
-                filled += count
-    except OSError as error:
-        raise CheckpointError(stored.file.name, f"cannot be read: {error}", tensor=name) from error
-    return payload
-
-
-def _require_finite(loaded: Tensor, stored: StoredTensor, name: str) -> None:
-    """Raise ``CheckpointError`` for infinities and NaN, stored so or made so by ``dtype``."""
-    if not loaded.numel():
-        return
-    if not bool(torch.stack(loaded.aminmax()).isfinite().all()):
-        number = int((~loaded.isfinite()).sum())
-        raise CheckpointError(
-            stored.file.name,
-            f"{number} of {loaded.numel()} weights are infinite or no number as {loaded.dtype}: the "
-            "file is damaged or not made for this dtype",
-            tensor=name,
-        )

@@ -1,6 +1,10 @@
 """Read one routed expert's weights, and nothing else."""
 
+import math
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -10,9 +14,12 @@ from moesaic.kernels.held_bytes import WeightForm
 from moesaic.kernels.stored_weights import StoredWeight, dequantised, take_rows
 from moesaic.models.configuration.architecture import ModelConfig
 from moesaic.models.weights.checkpoint import Checkpoint
+from moesaic.models.weights.formats.names import stored_names
 from moesaic.models.weights.formats.reading import joined, read_entry, read_matrix
 from moesaic.models.weights.formats.rounding import rounded
 from moesaic.models.weights.tensor_names import layer_prefix, sparse_names
+
+_mine = threading.local()
 
 
 @dataclass(frozen=True)
@@ -37,20 +44,72 @@ def load_expert(
     config: ModelConfig,
     layer: int,
     expert: int,
-    dtype: torch.dtype,
+    dtype: torch.dtype | None,
     device: torch.device,
+    *,
+    lent: bool = False,
 ) -> ExpertWeights:
-    """Read routed expert ``expert`` of decoder layer ``layer``, from files of any naming.
+    """Read routed expert ``expert`` of decoder layer ``layer``, from files of any naming and format.
+
+    Args:
+        checkpoint: of the model.
+        config: of the model.
+        layer: the decoder layer.
+        expert: of the layer.
+        dtype: of numbers; None: as they are stored.
+        device: of the weights; on a CPU codes stay codes if they can be held so.
+        lent: the memory may be used again when this thread reads the next expert so.
 
     Raises:
         CheckpointError: a tensor is missing, mis-shaped or cannot be read.
     """
     assert layer in config.moe_layers
     assert 0 <= expert < config.moe.num_experts
+    layout = sparse_names(config, checkpoint, layer)
+    if config.weight_format is not None or layout.by_turns or config.moe.expert_bias:
+        return _load_apart(checkpoint, config, layer, expert, dtype, device)
+    size, hidden = config.moe.expert_size, config.hidden_size
+    names = [layer_prefix(layer) + name.format(expert) for name in layout.experts]
+    dtype, shapes = dtype or checkpoint.dtype_of(names), ((2 * size, hidden), (hidden, size))
+    both, down = _lend(shapes, dtype) if lent else [torch.empty(s, dtype=dtype) for s in shapes]
+    if len(names) == 2:  # all experts of the layer in two tensors
+        for name, into in zip(names, (both, down), strict=True):
+            checkpoint.read_slice_into(name, expert, config.moe.num_experts, into)
+    else:
+        for name, into in zip(names, (both[:size], both[size:], down), strict=True):
+            checkpoint.read_into(name, into)
+    return ExpertWeights(both.to(device), down.to(device))
+
+
+def expert_bytes(checkpoint: Checkpoint, config: ModelConfig, layer: int, expert: int) -> int:
+    """Bytes of an expert as it is stored."""
+    layout, moe = sparse_names(config, checkpoint, layer), config.moe
+    names = [name.format(expert) for name in layout.experts]
+    if moe.expert_bias:
+        names.extend(layout.biases)
+    stored = (
+        stored_names(config.weight_format, layer_prefix(layer) + name, checkpoint) for name in names
+    )
+    num_bytes = checkpoint.nbytes(chain.from_iterable(stored))
+    return num_bytes // (moe.num_experts if len(layout.experts) == 2 else 1)
+
+
+def _load_apart(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    layer: int,
+    expert: int,
+    dtype: torch.dtype | None,
+    device: torch.device,
+) -> ExpertWeights:
+    """Read an expert of codes, of matrices that lie another way round, or with biases."""
     size, hidden = config.moe.expert_size, config.hidden_size
     prefix, weight_format = layer_prefix(layer), config.weight_format
     layout = sparse_names(config, checkpoint, layer)
-    names = [prefix + name for name in layout.experts]
+    names = [prefix + name.format(expert) for name in layout.experts]
+    biases = [prefix + name for name in layout.biases]
+    if dtype is None:
+        dtype = torch.float32 if weight_format else checkpoint.dtype_of((*names, *biases))
     if len(names) == 2:  # all experts of the layer in two tensors
         num = config.moe.num_experts
 
@@ -62,7 +121,7 @@ def load_expert(
             return read_entry(checkpoint, weight_format, name, expert, shape, dtype, device)
 
         def bias(name: str, size: int) -> Tensor:
-            return checkpoint.read_slice(prefix + name, expert, (num, size), dtype, device)
+            return checkpoint.read_slice(name, expert, (num, size), dtype, device)
 
         gate_up, down = matrix(names[0], 2 * size, hidden), matrix(names[1], hidden, size)
         order = torch.arange(2 * size)
@@ -71,11 +130,11 @@ def load_expert(
             gate_up = take_rows(gate_up, order)
         if not config.moe.expert_bias:
             return ExpertWeights(gate_up, down)
-        of_gate_up, of_down = bias(layout.biases[0], 2 * size), bias(layout.biases[1], hidden)
+        of_gate_up, of_down = bias(biases[0], 2 * size), bias(biases[1], hidden)
         return ExpertWeights(gate_up, down, (of_gate_up[order], of_down))
     shapes = (size, hidden), (size, hidden), (hidden, size)
     gate, up, last = (
-        read_matrix(checkpoint, weight_format, name.format(expert), shape, dtype, device)
+        read_matrix(checkpoint, weight_format, name, shape, dtype, device)
         for name, shape in zip(names, shapes, strict=True)
     )
     gate_up = joined((gate, up), dtype)
@@ -84,6 +143,21 @@ def load_expert(
         raise CheckpointError(
             "config.json",
             "quantization_config: experts that are quantised in part, or not all, are not supported",
-            tensor=names[0].format(expert),
+            tensor=names[0],
         )
     return ExpertWeights(gate_up, last)
+
+
+def _lend(shapes: Sequence[tuple[int, int]], dtype: torch.dtype) -> list[Tensor]:
+    """Give out tensors that are this thread's until it asks again.
+
+    In memory of their own they would be freed only in part: what is kept of each expert would lie behind the freed
+    rest, which glibc could not give back.
+    """
+    sizes = [math.prod(shape) for shape in shapes]
+    num_bytes = sum(sizes) * dtype.itemsize
+    kept: Tensor | None = getattr(_mine, "memory", None)
+    if kept is None or kept.nbytes < num_bytes:
+        kept = _mine.memory = torch.empty(num_bytes, dtype=torch.uint8)
+    parts = torch.split(kept[:num_bytes].view(dtype), sizes)
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]

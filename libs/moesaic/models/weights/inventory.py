@@ -57,13 +57,15 @@ def check_tensors(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> N
         )
 
 
-def tensor_names(config: ModelConfig, found: Container[str]) -> Iterator[str]:
-    """List every tensor of the model, spelled as in the files that have ``found``."""
-    for name in _plain_names(config, found):
+def tensor_names(
+    config: ModelConfig, found: Container[str], *, experts: bool = True
+) -> Iterator[str]:
+    """List every tensor of the model, without routed ``experts`` if it says so, as in files that have ``found``."""
+    for name in _plain_names(config, found, experts):
         yield from stored_names(config.weight_format, name, found)
 
 
-def _plain_names(config: ModelConfig, found: Container[str]) -> Iterator[str]:
+def _plain_names(config: ModelConfig, found: Container[str], experts: bool) -> Iterator[str]:
     yield EMBEDDING
     yield FINAL_NORM
     if not config.tie_word_embeddings:
@@ -75,7 +77,7 @@ def _plain_names(config: ModelConfig, found: Container[str]) -> Iterator[str]:
         for name in _attention_names(config):
             yield f"{prefix}self_attn.{name}"
         if layer in config.moe_layers:
-            yield from _sparse_names(config, found, layer)
+            yield from _sparse_names(config, found, layer, experts)
         else:
             yield from mlp_names(f"{prefix}mlp.")
 
@@ -107,22 +109,25 @@ def _attention_names(config: ModelConfig) -> Iterator[str]:
         yield from ("q_norm.weight", "k_norm.weight")
 
 
-def _sparse_names(config: ModelConfig, found: Container[str], layer: int) -> Iterator[str]:
+def _sparse_names(
+    config: ModelConfig, found: Container[str], layer: int, experts: bool
+) -> Iterator[str]:
     names, moe = sparse_names(config, found, layer), config.moe
     of_layer = [names.gate]
     if moe.gate_bias:
         of_layer.append(names.gate_bias)
-    if moe.expert_bias:
-        of_layer.extend(names.biases)
     if moe.correction_bias:
         of_layer.append(names.correction)
     if moe.shared_expert_size:
         of_layer.extend(names.shared)
         if moe.shared_expert_gated:
             of_layer.append(names.shared_gate)
-    each = len(names.experts) == len(MATRICES)
-    for expert in range(moe.num_experts if each else 1):
-        of_layer.extend(name.format(expert) for name in names.experts)
+    if experts:
+        each = len(names.experts) == len(MATRICES)
+        for expert in range(moe.num_experts if each else 1):
+            of_layer.extend(name.format(expert) for name in names.experts)
+        if moe.expert_bias:
+            of_layer.extend(names.biases)
     yield from (layer_prefix(layer) + name for name in of_layer)
 
 

@@ -259,13 +259,25 @@ struct apart {
 EXPORT int64_t panel_width(void);
 EXPORT int64_t vector_width(void);
 
-// weight [num_out, num_in], numbers as the form has them or a byte for each code -> panels; `panels` holds whole
-// panels of zeros.
-EXPORT void pack_matrix(const void *weight, int64_t num_out, int64_t num_in, int64_t form,
-                        void *panels);
+// Weights as files have them, of a kind: float32 (0), bfloat16 (1), float16 (2). [halves * rows, num_in] -> panels of
+// float32, or of the same kind; each takes as many outputs of each half. Outputs without a row become zeros.
+EXPORT void pack_stored(const void *weight, int kind, int64_t rows, int64_t halves, int64_t num_in,
+                        int form, void *panels);
 
-// What ZERO adds to the sums of each output of an int8 weight.
-EXPORT void sum_int8(const int8_t *weight, int64_t num_out, int64_t num_in, int32_t *offsets);
+// The same, rounded to bytes with a scale for each output; also sums up the part of ZERO in each. Inputs up to a
+// whole four are zeros.
+EXPORT void pack_stored_int8(const void *weight, int kind, int64_t rows, int64_t halves,
+                             int64_t num_in, int8_t *panels, float *scales, int32_t *offsets);
+
+// The same numbers as float32.
+EXPORT void widen_stored(const void *weights, int kind, int64_t count, float *to);
+
+// How many are infinite or no number.
+EXPORT int64_t count_not_finite(const void *weights, int kind, int64_t count);
+
+// A byte for each code of int4 or fp8 [num_out, num_in] -> panels; `panels` holds whole panels of zeros.
+EXPORT void pack_codes(const uint8_t *codes, int64_t num_out, int64_t num_in, int64_t form,
+                       uint8_t *panels);
 
 // Bytes of `scratch` that `linear` needs for a row.
 EXPORT int64_t linear_scratch(const struct matrix *matrix);

@@ -25,6 +25,7 @@ from moesaic.models.weights.inventory import tensor_names
 from moesaic.models.weights.tensor_names import layer_prefix, sparse_names
 from moesaic.models.weights.tensor_reader import TensorReader
 from tests.models.weights.formats.conftest import Both, assert_close
+from tests.models.weights.test_inventory import assert_bytes_add_up
 
 FP32 = torch.float32
 Make = Callable[[str, str], Both]
@@ -70,7 +71,9 @@ def test_every_family_is_read_in_every_format(make: Make, family: str, form: str
 
     found = Served(both.published).forward([(PROMPT, 0, TABLE)])
 
-    assert set(tensor_names(load_config(both.published), stored)) == set(stored)
+    config = load_config(both.published)
+    assert set(tensor_names(config, stored)) == set(stored)
+    assert_bytes_add_up(Checkpoint(both.published), config)
     expected = Served(both.values).forward([(PROMPT, 0, TABLE)])
     assert expected.std() > 0.5
     assert_close(found, expected, both.published)
@@ -86,7 +89,9 @@ def test_gpt_oss_is_read_as_published(make: Make) -> None:
     assert stored[f"{experts}gate_up_proj_blocks"].shape == (6, 64, 2, 16)
     assert stored[f"{experts}gate_up_proj_scales"].shape == (6, 64, 2)
     assert stored[f"{experts}down_proj_blocks"].shape == (6, 64, 1, 16)
-    assert set(tensor_names(load_config(both.published), stored)) == set(stored)
+    config = load_config(both.published)
+    assert set(tensor_names(config, stored)) == set(stored)
+    assert_bytes_add_up(Checkpoint(both.published), config)
     expected = Served(both.values).forward([(PROMPT, 0, TABLE)])
     assert expected.std() > 0.1
     assert_close(found, expected, both.published)

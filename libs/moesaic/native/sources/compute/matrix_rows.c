@@ -1,4 +1,4 @@
-// Around products: weights into panels and out of them, rows of floats into bytes.
+// Around products: codes into panels, weights out of them, rows of floats into bytes.
 #include "compute/matrix.h"
 #include "compute/pool.h"
 
@@ -68,43 +68,25 @@ INLINE int64_t place_of(const int form, int64_t num_in, int64_t o, int64_t i) {
     return (panel * num_in + i) * PANEL + own;
 }
 
-INLINE void pack_as(const int form, const void *weight, int64_t num_out, int64_t num_in,
-                    void *panels) {
+INLINE void pack_as(const int form, const uint8_t *codes, int64_t num_out, int64_t num_in,
+                    uint8_t *panels) {
     enum { NEAR = 64 };  // inputs of a panel that stay in the nearest cache
     for (int64_t first = 0; first < num_out; first += PANEL)
         for (int64_t begin = 0; begin < num_in; begin += NEAR)
             for (int64_t o = first; o < first + PANEL && o < num_out; o++)
                 for (int64_t i = begin; i < begin + NEAR && i < num_in; i++) {
                     const int64_t from = o * num_in + i, to = place_of(form, num_in, o, i);
-                    if (form == FLOAT32)
-                        ((float *)panels)[to] = ((const float *)weight)[from];
-                    else if (form == BFLOAT16 || form == FLOAT16)
-                        ((uint16_t *)panels)[to] = ((const uint16_t *)weight)[from];
-                    else if (form == INT4)
-                        ((uint8_t *)panels)[to / 2] |=
-                            (uint8_t)(((const uint8_t *)weight)[from] << to % 2 * 4);
+                    if (form == INT4)
+                        panels[to / 2] |= (uint8_t)(codes[from] << to % 2 * 4);
                     else
-                        ((uint8_t *)panels)[to] = ((const uint8_t *)weight)[from];
+                        panels[to] = codes[from];
                 }
 }
 
-EXPORT void pack_matrix(const void *weight, int64_t num_out, int64_t num_in, int64_t form,
-                        void *panels) {
-    switch (form) {
-        case FLOAT32: pack_as(FLOAT32, weight, num_out, num_in, panels); break;
-        case BFLOAT16: pack_as(BFLOAT16, weight, num_out, num_in, panels); break;
-        case FLOAT16: pack_as(FLOAT16, weight, num_out, num_in, panels); break;
-        case INT8: pack_as(INT8, weight, num_out, num_in, panels); break;
-        case INT4: pack_as(INT4, weight, num_out, num_in, panels); break;
-        case FP8: pack_as(FP8, weight, num_out, num_in, panels); break;
-    }
-}
-
-EXPORT void sum_int8(const int8_t *weight, int64_t num_out, int64_t num_in, int32_t *offsets) {
-    for (int64_t o = 0; o < num_out; o++) {
-        offsets[o] = 0;
-        for (int64_t i = 0; i < num_in; i++) offsets[o] += ZERO * weight[o * num_in + i];
-    }
+EXPORT void pack_codes(const uint8_t *codes, int64_t num_out, int64_t num_in, int64_t form,
+                       uint8_t *panels) {
+    if (form == INT4) pack_as(INT4, codes, num_out, num_in, panels);
+    if (form == FP8) pack_as(FP8, codes, num_out, num_in, panels);
 }
 
 static float float16_at(const uint16_t *numbers, int64_t at) {

@@ -1,13 +1,15 @@
 """Brings the experts of a placement into the slots of one worker."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from moesaic.errors import InvalidInput, PlacementInfeasible
 from moesaic.experts.epochs import Epochs, Tenure
 from moesaic.experts.loaded import Bring, ExpertFiles
 from moesaic.experts.pace import LoadPace
-from moesaic.experts.slots import LoadResult, SlotTable, change_table
+from moesaic.experts.preparing.kept import KeptExperts
+from moesaic.experts.slots import ExpertKey, LoadResult, change_table, missing_experts
 from moesaic.messages.placement import EMPTY_SLOT, Placement
+from moesaic.models.weights.on_threads import on_threads
 
 
 class PlacementLoader:
@@ -25,6 +27,7 @@ class PlacementLoader:
         worker_id: str,
         slots_per_layer: int,
         max_expert_bytes: int,
+        kept: KeptExperts,
     ) -> None:
         """
         Args:
@@ -34,24 +37,31 @@ class PlacementLoader:
             worker_id: of this worker.
             slots_per_layer: most slots that a placement may use here.
             max_expert_bytes: memory for experts of all epochs together; 0: no limit.
+            kept: experts of preparations that came to nothing.
         """
         self._epochs, self._files = epochs, files
         self._model_digest, self._worker_id = model_digest, worker_id
         self._slots_per_layer, self.max_expert_bytes = slots_per_layer, max_expert_bytes
+        self._kept = kept
 
-    def prepare(self, placement: Placement, bring: Bring | None = None) -> LoadResult:
+    def prepare(
+        self, placement: Placement, bring: Bring | None = None, num_threads: int | None = None
+    ) -> LoadResult:
         """Load the experts that ``placement`` puts here. Repeating it changes nothing.
+
+        What was loaded before an error is kept for a while: the next preparation loads the rest.
 
         Args:
             placement: it may be committed next.
             bring: loads an expert; by default from the checkpoint, without rest.
+            num_threads: that load; None: as many as compute.
 
         Raises:
             InvalidInput: it is for another checkpoint, names more slots than there are, or leaves
                 this worker out.
             StaleEpoch: a later epoch, or another placement of this one, is in force already.
             PlacementInfeasible: there is too little memory to hold it beside the one in force.
-            CheckpointError: an expert could not be read; nothing has changed.
+            CheckpointError: an expert could not be read; what serves has not changed.
         """
         known = self._epochs.find(placement)
         worker_idx = self._index_in(placement)
@@ -69,12 +79,34 @@ class PlacementLoader:
         if known is not None:
             kept = sum(e != EMPTY_SLOT for experts in wanted.values() for e in experts)
             return LoadResult(known.table, 0, kept)
+        before = self._epochs.tables
         self._epochs.drop_uncommitted(placement.epoch)
         resident = self._epochs.tables
-        self._require_memory(wanted, resident)
-        result = change_table(wanted, bring or self._files.bring(LoadPace()), resident)
+        self._kept.take_over(before, resident)
+        missing = missing_experts(wanted, resident)
+        self._kept.keep_only(missing)
+        self._require_memory(missing)
+        num_kept = len(self._kept)
+        self._bring(missing, bring or self._files.bring(LoadPace()), num_threads)
+        result = change_table(wanted, self._kept.take(), resident)
         self._epochs.add(Tenure(placement, worker_idx, result.table))
-        return result
+        return LoadResult(result.table, result.loaded - num_kept, result.kept + num_kept)
+
+    def abort(self, epoch: int) -> None:
+        """See ``Epochs.abort``; its experts are kept for a while."""
+        before = self._epochs.tables
+        self._epochs.abort(epoch)
+        self._kept.take_over(before, self._epochs.tables)
+
+    def _bring(self, missing: Sequence[ExpertKey], bring: Bring, num_threads: int | None) -> None:
+        """Have all of ``missing`` kept; those that came before one failed stay so."""
+        rest = [key for key in missing if key not in self._kept]
+        size = self._files.experts.stored_bytes
+        with (
+            self._kept.preparing(),
+            self._files.progress.expecting(sum(size(*key) for key in rest)),
+        ):
+            on_threads(lambda key: self._kept.put(key, bring(*key)), rest, num_threads)
 
     def _index_in(self, placement: Placement) -> int:
         if placement.model_digest != self._model_digest:
@@ -86,17 +118,8 @@ class PlacementLoader:
             raise InvalidInput("placement.workers", f"must name {self._worker_id}")
         return names.index(self._worker_id)
 
-    def _require_memory(
-        self, wanted: Mapping[int, Sequence[int]], resident: Sequence[SlotTable]
-    ) -> None:
-        held = {
-            (layer, expert)
-            for table in resident
-            for layer, slots in table.layers.items()
-            for expert in slots.experts
-        }
-        asked = {(layer, e) for layer, experts in wanted.items() for e in experts} - held
-        missing = sum(expert != EMPTY_SLOT for _, expert in asked)
-        needed = self._epochs.resident_bytes + missing * self._files.expert_bytes
-        if missing and 0 < self.max_expert_bytes < needed:
-            raise PlacementInfeasible(missing, needed - self.max_expert_bytes)
+    def _require_memory(self, missing: Sequence[ExpertKey]) -> None:
+        rest = len(missing) - len(self._kept)
+        needed = self._epochs.resident_bytes + rest * self._files.expert_bytes
+        if rest and 0 < self.max_expert_bytes < needed:
+            raise PlacementInfeasible(rest, needed - self.max_expert_bytes)

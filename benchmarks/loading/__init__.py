@@ -1,0 +1,1 @@
+"""Time and memory of loading, against reading the files alone."""

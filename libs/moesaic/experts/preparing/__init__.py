@@ -1,0 +1,1 @@
+"""How do the experts of a placement get here?"""
