@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from moesaic.brownout.control.contract import Thresholds
 from moesaic.brownout.control.ladder import Ladder
 from moesaic.brownout.control.sparse import SparseDecisions
@@ -59,7 +61,10 @@ def test_shedding_that_was_over_before_it_could_be_told_is_told() -> None:
     ]
 
 
-def test_a_decision_is_told_again_with_what_was_measured_in_the_window_after_it() -> None:
+@pytest.mark.parametrize("late_s", [0.0, 3.0])
+def test_a_decision_is_told_again_with_what_was_measured_in_the_window_after_it(
+    late_s: float,
+) -> None:
     sparse, ladder = SparseDecisions(), at(Ladder(POLICY), 0.5)
     ladder.note_latency("prefill", 9.0, 7.0, 0, exact=False)
     sparse.note(10.0, 123.0, ladder)
@@ -68,7 +73,8 @@ def test_a_decision_is_told_again_with_what_was_measured_in_the_window_after_it(
     sparse.note(14.9, 0.0, ladder)
     [made] = sparse.take()
 
-    sparse.note(15.0, 0.0, ladder)
+    ladder.windows["prefill"].p90_s(15.0 + late_s)
+    sparse.note(15.0 + late_s, 0.0, ladder)
 
     [again] = sparse.take()
     assert (made.inputs.ttft_p90_s, made.predicted_ttft_s, made.at) == (7.0, 0.2, 123.0)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from moesaic.brownout.control.contract import Latency
 
 MOST_SAMPLES = 2048  # of one phase; later ones drive out earlier ones
+LATE_S = 5.0  # kept longer than the window: an engine that rests asks late for the result of a decision
 
 
 def percentile_90(values: Iterable[float]) -> float | None:
@@ -51,7 +52,7 @@ class LatencyWindow:
         """Return the 90th percentile of the samples of a time, in seconds; ``None`` without any."""
         return percentile_90(s.seconds for s in self._samples if since_s < s.at_s <= until_s)
 
-    def _recent(self, now_s: float) -> deque[Latency]:
-        while self._samples and self._samples[0].at_s < now_s - self.window_s:
+    def _recent(self, now_s: float) -> list[Latency]:
+        while self._samples and self._samples[0].at_s < now_s - self.window_s - LATE_S:
             self._samples.popleft()
-        return self._samples
+        return [sample for sample in self._samples if sample.at_s >= now_s - self.window_s]
