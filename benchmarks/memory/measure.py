@@ -8,7 +8,7 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,20 +43,27 @@ class MeasuredProcess:
 
 def measure(model: Path, *flags: str) -> list[MeasuredProcess]:
     """Start a suite of ``model`` with flags of ``moesaic up``, fill it, and compare its memory with the plan."""
-    planned = _planned(model, flags)
-    with running_suite("--model", str(model), *flags, *LIMITS) as suite:
-        asyncio.run(_fill(suite))
-        return [
-            MeasuredProcess(name, planned[name], _pss_bytes(process["pid"]))
-            for name, process in suite.processes.items()
-            if name in planned
-        ]
+    flags = ("--model", str(model), *flags, *LIMITS)
+    planned = planned_bytes(*flags)
+    with running_suite(*flags) as suite:
+        fill(suite)
+        return memory_beside(suite, planned)
 
 
-def _planned(model: Path, flags: Sequence[str]) -> dict[str, int]:
-    command = [sys.executable, "-m", "moesaic.cli", "plan", "--json", "--model", str(model)]
+def memory_beside(suite: RunningSuite, planned: Mapping[str, int]) -> list[MeasuredProcess]:
+    """Read the memory of those processes of a suite that were planned."""
+    return [
+        MeasuredProcess(name, planned[name], _pss_bytes(process["pid"]))
+        for name, process in suite.processes.items()
+        if name in planned
+    ]
+
+
+def planned_bytes(*flags: str) -> dict[str, int]:
+    """Ask ``moesaic plan`` for the bytes of each process on this machine, by its name."""
+    command = [sys.executable, "-m", "moesaic.cli", "plan", "--json"]
     done = subprocess.run(
-        [*command, *flags, *LIMITS],
+        [*command, *flags],
         env=clean_environment(),
         capture_output=True,
         text=True,
@@ -68,13 +75,17 @@ def _planned(model: Path, flags: Sequence[str]) -> dict[str, int]:
     }
 
 
-async def _fill(suite: RunningSuite) -> None:
-    """Send as many prompts side by side as the suite runs, twice, each with other tokens."""
+def fill(suite: RunningSuite, vocab_size: int = 50_000) -> None:
+    """Send as many prompts side by side as the suite runs, twice, each with other tokens below ``vocab_size``."""
+    asyncio.run(_fill(suite, vocab_size))
+
+
+async def _fill(suite: RunningSuite, vocab_size: int) -> None:
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{suite.port}", timeout=120) as client:
         [model] = (await client.get("/v1/models")).json()["data"]
 
         async def ask(number: int) -> None:
-            prompt = [(number * 7919 + i * 31) % 50_000 for i in range(PROMPT_TOKENS)]
+            prompt = [(number * 7919 + i * 31) % vocab_size for i in range(PROMPT_TOKENS)]
             body = {
                 "model": model["id"],
                 "prompt": prompt,

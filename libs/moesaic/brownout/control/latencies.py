@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from moesaic.brownout.control.contract import Latency
 
 MOST_SAMPLES = 2048  # of one phase; later ones drive out earlier ones
-LATE_S = 5.0  # kept longer than the window: an engine that rests asks late for the result of a decision
+LATE_S = (
+    5.0  # kept longer than the window: an engine that rests asks late for the result of a decision
+)
 
 
 def percentile_90(values: Iterable[float]) -> float | None:

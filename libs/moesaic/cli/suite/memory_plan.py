@@ -31,15 +31,16 @@ if TYPE_CHECKING:
 Settings = Mapping[str, "ServiceSettings"]  # by the name of a service
 MIB = 1 << 20
 PROCESS_BYTES = {
-    "attention": 265 * MIB,
-    "edge-agent": 265 * MIB,
-    "expert": 225 * MIB,
+    "attention": 212 * MIB,
+    "edge-agent": 237 * MIB,
+    "expert": 208 * MIB,
     "scheduler": 56 * MIB,
-    "gateway": 62 * MIB,
+    "gateway": 72 * MIB,
     "redis": 8 * MIB,
 }
+LIBRARY_BYTES = 36 * MIB  # pages of torch's files, which its processes on a machine share
 ON_GPU_BYTES = 500 * MIB  # of a device: its context and the libraries' kernels
-TOKEN_BYTES = 320  # of the vocabulary, in a gateway's tokenizer
+TOKEN_BYTES = 270  # of the vocabulary, in a gateway's tokenizer
 KV = "kv"
 
 
@@ -134,11 +135,13 @@ def plan_suite(
     roles = [role for role, count in numbers_of(options).items() for _ in range(count)]
     processes, num_kv = [], 0
     slots = slots_of(options, config.moe.num_experts)
+    libraries = LIBRARY_BYTES // sum(getattr(settings[n], "tensor_parallel", 1) for n in names)
     first_attention = next(n for n, role in zip(names, roles, strict=True) if role != "expert")
     for name, role in zip(names, roles, strict=True):
         place, numbers = place_of(settings[name]), numbers_for(_computing(settings[name]), config)
         parts = _parts(options, role, name, config, settings[name], numbers, slots)
-        own = PROCESS_BYTES[role] * getattr(settings[name], "tensor_parallel", 1)
+        ranks = getattr(settings[name], "tensor_parallel", 1)
+        own = (PROCESS_BYTES[role] + libraries) * ranks
         if place == MACHINE:
             processes.append(ProcessMemory(name, role, place, {**parts, "process": own}))
         else:
