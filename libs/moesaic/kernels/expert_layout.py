@@ -13,7 +13,7 @@ from torch import Tensor
 from moesaic.kernels.gated_mlp import GatedMLP, PlainMLP, make_mlp
 from moesaic.kernels.held_bytes import Quantization, WeightForm
 from moesaic.kernels.packed_experts import Clamped, PackedMLP
-from moesaic.kernels.packed_matrix import PackedMatrix, form_of, pack_rows
+from moesaic.kernels.packed_matrix import PackedMatrix, form_of, pack_fp8, pack_int4, pack_rows
 from moesaic.kernels.stored_weights import Fp8Weight, Int4Weight, StoredWeight, dequantised
 from moesaic.native.library import lib
 
@@ -80,16 +80,24 @@ class ExpertLayout:
             own = None if isinstance(weight, Tensor) else form_of(weight)
             if own != self.codes:
                 raise ValueError(f"an expert's weights are {own}, the layout's {self.codes}")
-        if self._packs_rows:
+        matrices = self._form[1]
+        if matrices is not None:
             for matrix, weight in enumerate((gate_up, down)):
-                assert isinstance(weight, Tensor)  # codes are of other forms
                 parts = {p.name: _view(into, p) for p in self._parts if p.matrix == matrix}
                 halves = 1 if matrix else 2
                 if biases is not None:
                     pack_rows(
                         biases[matrix].unsqueeze(1), parts.pop("bias").unsqueeze(1), halves=halves
                     )
-                pack_rows(weight, **parts, halves=halves)
+                if isinstance(weight, Fp8Weight):
+                    pack_fp8(weight, parts, halves=halves)
+                elif isinstance(weight, Int4Weight):
+                    pack_int4(weight, parts, halves=halves)
+                elif matrices[matrix][1].kind == "int4":
+                    rounded = Int4Weight.of(weight, matrices[matrix][1].group)
+                    pack_int4(rounded, parts, halves=halves)
+                else:
+                    pack_rows(weight, **parts, halves=halves)
             return
         tensors = _tensors_of(self._make(gate_up, down, biases))
         for part in self._parts:
@@ -114,15 +122,7 @@ class ExpertLayout:
     def packs_stored(self) -> bool:
         """True if ``pack`` takes weights as files have them, and writes them in one pass."""
         kinds = {form.kind for _, form in self._form[1] or ()}
-        return self._packs_rows and self.dtype == torch.float32 and kinds <= {"float32", "int8"}
-
-    @cached_property
-    def _packs_rows(self) -> bool:
-        """True if ``pack_rows`` writes the parts in place."""
-        matrices = self._form[1]
-        if matrices is None or self.codes is not None:
-            return False
-        return all(form.kind not in ("int4", "fp8") for _, form in matrices)
+        return bool(kinds) and self.dtype == torch.float32 and kinds <= {"float32", "int8"}
 
     @cached_property
     def nbytes(self) -> int:

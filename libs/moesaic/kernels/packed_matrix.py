@@ -5,7 +5,7 @@
 #   fp8      widened as it is read, a scale for each group.
 """Weights as the kernels for CPUs read them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import torch
@@ -89,9 +89,9 @@ class PackedMatrix:
             return cls._int4(weight, form, bias, lasting)
         if form.kind == "fp8":
             assert isinstance(weight, Fp8Weight)
-            panels = _packed(weight.codes, form, weight.shape[1], lasting)
-            scales = _by_panel(weight.scales)
-            return cls(weight.shape, form, panels, group_scales=scales, bias=_padded(bias))
+            parts = _room_for_codes(weight, form, lasting)
+            pack_fp8(weight, parts)
+            return cls(weight.shape, form, **parts, bias=_padded(bias))
         dtype: torch.dtype = getattr(torch, form.kind)
         numbers = weight if isinstance(weight, Tensor) else dequantised(weight, dtype)
         panels = _zeros((whole_panels(len(numbers)), numbers.shape[1]), dtype, lasting)
@@ -128,23 +128,9 @@ class PackedMatrix:
         Rows to multiply are rounded to 255 levels in each group, so an outlier harms its group alone.
         A scale of eleven bits, as float16, bfloat16 and powers of two have, stays what it is.
         """
-        num_in = weight.shape[1]
-        largest = weight.scales.abs().amax(dim=1, keepdim=True)
-        exponent = torch.where(largest > 0, largest.frexp().exponent - 14, 0)
-        scales = weight.scales.ldexp(-exponent).half()
-        levels = weight.levels
-        if levels is not None:
-            levels = (levels + _CENTRE_OF_LEVELS).to(torch.uint8)
-        return cls(
-            weight.shape,
-            form,
-            _packed(weight.codes, form, -(-num_in // BLOCK) * BLOCK // 2, lasting),
-            scales=_padded(torch.ones(len(weight)).ldexp(exponent[:, 0])),
-            group_scales=_by_panel(scales),
-            zeros=None if weight.zeros is None else _by_panel(weight.zeros.half()),
-            levels=levels,
-            bias=_padded(bias),
-        )
+        parts = _room_for_codes(weight, form, lasting)
+        pack_int4(weight, parts)
+        return cls(weight.shape, form, **parts, bias=_padded(bias))
 
     def behind(self, first: int) -> "PackedMatrix":
         """Return the outputs from the ``first`` on, which begins a panel."""
@@ -205,31 +191,76 @@ def pack_rows(
         lib().pack_stored_int8(**stored, scales=scales.data_ptr(), offsets=offsets.data_ptr())
 
 
-def _packed(codes: Tensor, form: WeightForm, width: int, lasting: bool) -> Tensor:
-    """Bring codes, uint8 ``[out, in]``, into panels of rows that take ``width`` bytes."""
+def pack_int4(weight: Int4Weight, parts: Mapping[str, Tensor], *, halves: int = 1) -> None:
+    """Fill the parts of a packed matrix, but for its bias, with codes; see ``pack_rows`` for ``halves``."""
+    _pack_codes(weight.codes, "int4", parts["panels"], halves)
+    scales = weight.scales.contiguous()
+    lib().pack_group_scales(
+        scales=scales.data_ptr(),
+        rows=len(scales) // halves,
+        halves=halves,
+        groups=scales.shape[1],
+        panels=parts["group_scales"].data_ptr(),
+        outputs=parts["scales"].data_ptr(),
+    )
+    if weight.zeros is not None:
+        parts["zeros"].copy_(_by_panel(weight.zeros.half(), halves))
+    if weight.levels is not None:
+        parts["levels"].copy_(weight.levels + _CENTRE_OF_LEVELS)
+
+
+def pack_fp8(weight: Fp8Weight, parts: Mapping[str, Tensor], *, halves: int = 1) -> None:
+    """Fill the parts of a packed matrix, but for its bias, with codes; see ``pack_rows`` for ``halves``."""
+    _pack_codes(weight.codes, "fp8", parts["panels"], halves)
+    parts["group_scales"].copy_(_by_panel(weight.scales, halves))
+
+
+def _room_for_codes(
+    weight: Int4Weight | Fp8Weight, form: WeightForm, lasting: bool
+) -> dict[str, Tensor]:
+    """Make the parts that packing fills, but for a bias."""
+    num_out, num_in = weight.shape
+    padded, groups = whole_panels(num_out), weight.scales.shape[1]
+    if isinstance(weight, Fp8Weight):
+        panels = _zeros((padded, num_in), torch.uint8, lasting)
+        return {"panels": panels, "group_scales": torch.empty(padded, groups)}
+    width = -(-num_in // BLOCK) * BLOCK // 2
+    parts = {
+        "panels": _zeros((padded, width), torch.uint8, lasting),
+        "scales": torch.empty(padded),
+        "group_scales": torch.empty(padded, groups, dtype=torch.float16),
+    }
+    if form.zeros:
+        parts["zeros"] = torch.empty(padded, groups, dtype=torch.float16)
+    if form.levels:
+        parts["levels"] = torch.empty(16, dtype=torch.uint8)
+    return parts
+
+
+def _pack_codes(codes: Tensor, kind: str, panels: Tensor, halves: int) -> None:
     codes = codes.contiguous()
-    panels = _zeros((whole_panels(len(codes)), width), torch.uint8, lasting)
     lib().pack_codes(
         codes=codes.data_ptr(),
-        num_out=codes.shape[0],
+        rows=len(codes) // halves,
+        halves=halves,
         num_in=codes.shape[1],
-        form=_KINDS.index(form.kind),
+        form=_KINDS.index(kind),
         panels=panels.data_ptr(),
     )
-    return panels
 
 
 def _zeros(shape: tuple[int, int], dtype: torch.dtype, lasting: bool) -> Tensor:
     return huge_pages.zeros(shape, dtype) if lasting else torch.zeros(shape, dtype=dtype)
 
 
-def _by_panel(values: Tensor) -> Tensor:
+def _by_panel(values: Tensor, halves: int = 1) -> Tensor:
     """Put ``[out, groups]`` into panels ``[P, groups, PANEL]``; the shape has as many rows as there are outputs."""
-    padded = values.new_zeros(whole_panels(len(values)), values.shape[1])
-    padded[: len(values)] = values
-    width = lib().panel_width()
-    panels = padded.view(-1, width, values.shape[1]).transpose(1, 2)
-    return panels.contiguous().view(padded.shape)
+    (num_out, groups), width = values.shape, lib().panel_width()
+    rows, each = num_out // halves, width // halves
+    padded = values.new_zeros(halves, -(-rows // each) * each, groups)
+    padded[:, :rows] = values.view(halves, rows, groups)
+    in_panels = padded.view(halves, -1, each, groups).permute(1, 3, 0, 2)  # P, groups, halves, each
+    return in_panels.reshape(-1, groups)
 
 
 def whole_panels(size: int) -> int:

@@ -11,6 +11,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from moesaic.native.library import computes_on, lib
+from moesaic.native.memory import reusable
+
 CENTRE = 8
 """The code that stands for zero where a weight has no zeros of its own."""
 # The signed extreme of a group lies at -8, or a little beyond: what is cut off there, all others gain in step.
@@ -71,6 +74,10 @@ class Int4Weight:
         each = max(1, _ROUNDED_AT_A_TIME // num_in)
         for first in range(0, num_out, each):
             rows = weight[first : first + each].float()
+            if computes_on(weight.device):
+                parts = codes[first : first + each], scales[first : first + each]
+                _round_natively(rows.contiguous(), group, *parts)
+                continue
             padded = rows.new_zeros(len(rows), num_groups * group)
             padded[:, :num_in] = rows
             rounded, of_group = _round(padded.view(-1, group))
@@ -164,12 +171,12 @@ def cat_rows(weights: Sequence[StoredWeight]) -> StoredWeight:
     fp8 = [weight for weight in weights if isinstance(weight, Fp8Weight)]
     int4 = [weight for weight in weights if isinstance(weight, Int4Weight)]
     if len(tensors) == len(weights):
-        return torch.cat(tensors)
+        return _cat(tensors)
     groups = {each.group for each in fp8} | {each.group for each in int4}
     if len(groups) == 1:
         if len(fp8) == len(weights):
             codes, scales = ([getattr(w, part) for w in fp8] for part in ("codes", "scales"))
-            return Fp8Weight(torch.cat(codes), torch.cat(scales), fp8[0].group)
+            return Fp8Weight(_cat(codes), _cat(scales), fp8[0].group)
         if len(int4) == len(weights) and all(_same(w.levels, int4[0].levels) for w in int4):
             return _cat_int4(int4)
     raise ValueError("weights that are computed as one are held in different forms")
@@ -182,12 +189,21 @@ def _cat_int4(weights: Sequence[Int4Weight]) -> Int4Weight:
             [torch.full_like(w.scales, CENTRE) if w.zeros is None else w.zeros for w in weights]
         )
     return Int4Weight(
-        torch.cat([weight.codes for weight in weights]),
-        torch.cat([weight.scales for weight in weights]),
+        _cat([weight.codes for weight in weights]),
+        _cat([weight.scales for weight in weights]),
         zeros,
         weights[0].levels,
         weights[0].group,
     )
+
+
+def _cat(parts: Sequence[Tensor]) -> Tensor:
+    """Put rows one below the other."""
+    device = parts[0].device
+    if device.type != "cpu":
+        return torch.cat([*parts])
+    shape = sum(map(len, parts)), *parts[0].shape[1:]
+    return torch.cat([*parts], out=reusable(shape, parts[0].dtype))
 
 
 def _round(groups: Tensor) -> tuple[Tensor, Tensor]:
@@ -205,6 +221,23 @@ def _round(groups: Tensor) -> tuple[Tensor, Tensor]:
         best_scales = torch.where(better, scales, best_scales)
         best_codes = torch.where(better, (codes + CENTRE).to(torch.uint8), best_codes)
     return best_codes, best_scales
+
+
+def _round_natively(rows: Tensor, group: int, codes: Tensor, scales: Tensor) -> None:
+    """Round float32 ``[N, in]`` as ``_round`` does, into codes and scales of as many rows."""
+    steps, width = torch.tensor(_STEPS_TO_EXTREME), lib().vector_width()
+    room = torch.empty(3, -(-group // width) * width)
+    lib().round_codes(
+        weights=rows.data_ptr(),
+        rows=len(rows),
+        num_in=rows.shape[1],
+        group=group,
+        steps=steps.data_ptr(),
+        num_steps=len(steps),
+        room=room.data_ptr(),
+        codes=codes.data_ptr(),
+        scales=scales.data_ptr(),
+    )
 
 
 def _check_codes(codes: Tensor, scales: Tensor, group: int) -> None:

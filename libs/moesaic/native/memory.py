@@ -12,8 +12,10 @@ import mmap
 import threading
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -132,3 +134,13 @@ def _mapped(num_bytes: int) -> tuple[mmap.mmap, int]:
 
 
 huge_pages = HugePages()
+
+
+def reusable(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Make a tensor of any content that will not last, of memory that the next one like it gets again.
+
+    torch asks for aligned memory, whose holes the C library of many systems (glibc before 2.38) never fills with as
+    much again: a heap that loads experts grew by half of what they weigh.
+    """
+    memory = np.empty(math.prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(memory).view(dtype).view(*shape)

@@ -11,6 +11,7 @@ from moesaic.models.configuration.architecture import ModelConfig
 from moesaic.models.weights.files import Stamp, StoredTensor, list_tensors
 from moesaic.models.weights.inventory import check_tensors
 from moesaic.models.weights.payload import CODE_DTYPES, STORED_DTYPES, fill, fill_codes
+from moesaic.native.memory import reusable
 from moesaic.telemetry.loading import LoadProgress
 
 
@@ -79,7 +80,7 @@ class Checkpoint:
                 be read, or something in it is not finite.
         """
         self._find(name, shape)  # before there is memory for it
-        return self.read_into(name, torch.empty(shape, dtype=dtype)).to(device)
+        return self.read_into(name, reusable(shape, dtype)).to(device)
 
     def read_into(self, name: str, into: Tensor) -> Tensor:
         """Read the tensor ``name`` into memory of its shape, contiguous on the CPU; raises as ``read`` does."""
@@ -126,7 +127,7 @@ class Checkpoint:
         stored = self._find(name, shape, (stored_dtype,))
         num, of_each = (1, shape) if index is None else (shape[0], shape[1:])
         start = stored.start + (index or 0) * (stored.nbytes // num)
-        codes = torch.empty(of_each, dtype=CODE_DTYPES[stored_dtype])
+        codes = reusable(of_each, CODE_DTYPES[stored_dtype])
         fill_codes(name, stored, start, codes, self.progress)
         return codes.to(device)
 

@@ -275,9 +275,22 @@ EXPORT void widen_stored(const void *weights, int kind, int64_t count, float *to
 // How many are infinite or no number.
 EXPORT int64_t count_not_finite(const void *weights, int kind, int64_t count);
 
-// A byte for each code of int4 or fp8 [num_out, num_in] -> panels; `panels` holds whole panels of zeros.
-EXPORT void pack_codes(const uint8_t *codes, int64_t num_out, int64_t num_in, int64_t form,
-                       uint8_t *panels);
+// A byte for each code of int4 or fp8 [halves * rows, num_in] -> panels; each takes as many outputs of each half.
+EXPORT void pack_codes(const uint8_t *codes, int64_t rows, int64_t halves, int64_t num_in, int form,
+                       void *panels);
+
+// Bytes with two codes of four bits, the low one first -> a byte for each code.
+EXPORT void unpack_codes(const uint8_t *packed, int64_t count, uint8_t *codes);
+
+// Scales of groups [halves * rows, groups] -> float16 in panels, and a power of two for each output.
+EXPORT void pack_group_scales(const float *scales, int64_t rows, int64_t halves, int64_t groups,
+                              uint16_t *panels, float *outputs);
+
+// Rounds weights [rows, num_in] to codes around 8, with a scale for each group of inputs: of those that bring a group's
+// extreme to one of `steps`, the one with the least squared error. `room`: three groups, each up to a whole vector.
+EXPORT void round_codes(const float *weights, int64_t rows, int64_t num_in, int64_t group,
+                        const float *steps, int64_t num_steps, float *room, uint8_t *codes,
+                        float *scales);
 
 // Bytes of `scratch` that `linear` needs for a row.
 EXPORT int64_t linear_scratch(const struct matrix *matrix);

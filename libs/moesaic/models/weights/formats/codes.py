@@ -5,12 +5,18 @@ from torch import Tensor
 
 from moesaic.kernels.stored_weights import CENTRE, Int4Weight, StoredWeight
 from moesaic.models.configuration.weight_format import WeightFormat
+from moesaic.native.library import computes_on, lib
+from moesaic.native.memory import reusable
 
 
 def nibbles(packed: Tensor) -> Tensor:
     """Return the codes of four bits in uint8 or int32 ``[..., n]``, uint8 ``[..., n * codes]``, low ones first."""
     octets = _octets(packed)
-    return torch.stack((octets & 15, octets >> 4), dim=-1).flatten(-2)
+    if not computes_on(octets.device):
+        return torch.stack((octets & 15, octets >> 4), dim=-1).flatten(-2)
+    codes = reusable((*octets.shape[:-1], 2 * octets.shape[-1]), torch.uint8)
+    lib().unpack_codes(packed=octets.data_ptr(), count=octets.numel(), codes=codes.data_ptr())
+    return codes
 
 
 def unpacked(packed: Tensor, bits: int) -> Tensor:
@@ -39,6 +45,8 @@ def spread(of_groups: Tensor, num_in: int, weight_format: WeightFormat) -> Tenso
     count = -(-num_in // held)
     if weight_format.group is None:
         return of_groups.expand(-1, count).contiguous()
+    if weight_format.group == held:
+        return of_groups
     return of_groups.repeat_interleave(weight_format.group // held, dim=1)[:, :count].contiguous()
 
 

@@ -1,4 +1,4 @@
-// Around products: codes into panels, weights out of them, rows of floats into bytes.
+// Around products: weights out of panels, rows of floats into bytes.
 #include "compute/matrix.h"
 #include "compute/pool.h"
 
@@ -66,27 +66,6 @@ INLINE int64_t place_of(const int form, int64_t num_in, int64_t o, int64_t i) {
         return (panel * num_in + i) * PANEL + pair * 2 * LANES + 2 * lane + second;
     }
     return (panel * num_in + i) * PANEL + own;
-}
-
-INLINE void pack_as(const int form, const uint8_t *codes, int64_t num_out, int64_t num_in,
-                    uint8_t *panels) {
-    enum { NEAR = 64 };  // inputs of a panel that stay in the nearest cache
-    for (int64_t first = 0; first < num_out; first += PANEL)
-        for (int64_t begin = 0; begin < num_in; begin += NEAR)
-            for (int64_t o = first; o < first + PANEL && o < num_out; o++)
-                for (int64_t i = begin; i < begin + NEAR && i < num_in; i++) {
-                    const int64_t from = o * num_in + i, to = place_of(form, num_in, o, i);
-                    if (form == INT4)
-                        panels[to / 2] |= (uint8_t)(codes[from] << to % 2 * 4);
-                    else
-                        panels[to] = codes[from];
-                }
-}
-
-EXPORT void pack_codes(const uint8_t *codes, int64_t num_out, int64_t num_in, int64_t form,
-                       uint8_t *panels) {
-    if (form == INT4) pack_as(INT4, codes, num_out, num_in, panels);
-    if (form == FP8) pack_as(FP8, codes, num_out, num_in, panels);
 }
 
 static float float16_at(const uint16_t *numbers, int64_t at) {

@@ -73,11 +73,15 @@ INLINE int64_t stored_panels(struct stored s) {
     return (s.rows + each - 1) / each;
 }
 
-// The row of an output of a panel; none: there is no such row.
-INLINE const char *row_of(const int kind, struct stored s, int64_t panel, int64_t column) {
+// The row of an output of a panel; -1: there is no such row.
+INLINE int64_t row_at(struct stored s, int64_t panel, int64_t column) {
     const int64_t each = PANEL / s.halves, row = panel * each + column % each;
-    if (row >= s.rows) return 0;
-    return (const char *)s.data + (column / each * s.rows + row) * s.in * size_of(kind);
+    return row < s.rows ? column / each * s.rows + row : -1;
+}
+
+INLINE const char *row_of(const int kind, struct stored s, int64_t panel, int64_t column) {
+    const int64_t row = row_at(s, panel, column);
+    return row < 0 ? 0 : (const char *)s.data + row * s.in * size_of(kind);
 }
 
 // The same of two rows of 16 bits, the first in the low halves of words.
@@ -216,4 +220,165 @@ EXPORT int64_t count_not_finite(const void *weights, int kind, int64_t count) {
         for (int64_t i = 0; i < count; i++) found += (bits[i] & special) == special;
     }
     return found;
+}
+
+// Of a BLOCK of inputs, a word has four codes of the first half in the low halves of its bytes, and four of the second.
+INLINE void pack_int4(struct stored s, uint32_t *panels) {
+    enum { WORDS = GROUP_BLOCK / 8 };
+    const int64_t words = in_blocks(s.in) * WORDS;
+    for (int64_t p = 0; p < stored_panels(s); p++, panels += words * PANEL)
+        for (int64_t c = 0; c < PANEL; c++) {
+            const int64_t row = row_at(s, p, c);
+            for (int64_t b = 0; b < words / WORDS; b++) {
+                const int64_t left = row < 0 ? 0 : s.in - b * GROUP_BLOCK;
+                uint8_t block[GROUP_BLOCK] = {0};
+                if (left >= GROUP_BLOCK)
+                    memcpy(block, (const uint8_t *)s.data + row * s.in + b * GROUP_BLOCK, GROUP_BLOCK);
+                else if (left > 0)
+                    memcpy(block, (const uint8_t *)s.data + row * s.in + b * GROUP_BLOCK, (size_t)left);
+                for (int q = 0; q < WORDS; q++) {
+                    uint32_t low, high;
+                    memcpy(&low, block + 4 * q, 4);
+                    memcpy(&high, block + GROUP_BLOCK / 2 + 4 * q, 4);
+                    panels[(b * WORDS + q) * PANEL + c] = low | high << 4;
+                }
+            }
+        }
+}
+
+INLINE void pack_fp8(struct stored s, uint8_t *panels) {
+    enum { NEAR = 64 };  // inputs of a panel that stay in the nearest cache
+    for (int64_t p = 0; p < stored_panels(s); p++, panels += s.in * PANEL)
+        for (int64_t begin = 0; begin < s.in; begin += NEAR)
+            for (int64_t c = 0; c < PANEL; c++) {
+                const int64_t row = row_at(s, p, c);
+                for (int64_t i = begin; i < begin + NEAR && i < s.in; i++)
+                    panels[i * PANEL + c] = row < 0 ? 0 : ((const uint8_t *)s.data)[row * s.in + i];
+            }
+}
+
+EXPORT void pack_codes(const uint8_t *codes, int64_t rows, int64_t halves, int64_t num_in, int form,
+                       void *panels) {
+    const struct stored s = {codes, rows, halves, num_in};
+    if (form == INT4) pack_int4(s, panels);
+    if (form == FP8) pack_fp8(s, panels);
+}
+
+EXPORT void unpack_codes(const uint8_t *packed, int64_t count, uint8_t *codes) {
+    for (int64_t i = 0; i < count; i++) {
+        codes[2 * i] = packed[i] & 15;
+        codes[2 * i + 1] = packed[i] >> 4;
+    }
+}
+
+// Rounded half to even; of a magnitude that float16 can have.
+INLINE uint16_t float16_of(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    const uint32_t sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
+    if (size < 0x38800000u) {  // subnormal there: whole multiples of 2^-24
+        memcpy(&value, &size, 4);
+        return (uint16_t)(sign | (uint32_t)(int32_t)(value * 0x1p24f + 12582912.0f - 12582912.0f));
+    }
+    return (uint16_t)(sign | (size + 0xfff + (size >> 13 & 1) - 0x38000000u) >> 13);
+}
+
+// 2^whole, of normal numbers.
+INLINE float power_of_two(int32_t whole) {
+    const uint32_t bits = (uint32_t)(whole + 127) << 23;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+// The power of two that brings the largest of a row to 2^13 up to 2^14, within those that are normal both ways.
+INLINE int32_t exponent_of(const float *row, int64_t count) {
+    uint32_t most = 0;
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, row + i, 4);
+        bits &= 0x7fffffff;
+        most = bits > most ? bits : most;
+    }
+    if (!most) return 0;
+    const int32_t found = (int32_t)(most >> 23) - 126 - 14;
+    return found < -126 ? -126 : found;
+}
+
+EXPORT void pack_group_scales(const float *scales, int64_t rows, int64_t halves, int64_t groups,
+                              uint16_t *panels, float *outputs) {
+    const struct stored s = {scales, rows, halves, groups};
+    for (int64_t p = 0; p < stored_panels(s); p++, panels += groups * PANEL, outputs += PANEL)
+        for (int64_t c = 0; c < PANEL; c++) {
+            const float *row = (const float *)row_of(FLOAT32, s, p, c);
+            const int32_t exponent = row ? exponent_of(row, groups) : 0;
+            // In two steps, for a whole one may have no normal number.
+            const float first = power_of_two(-exponent / 2), rest = power_of_two(-exponent + exponent / 2);
+            outputs[c] = row ? power_of_two(exponent) : 0;
+            for (int64_t g = 0; g < groups; g++)
+                panels[g * PANEL + c] = row ? float16_of(row[g] * first * rest) : 0;
+        }
+}
+
+INLINE float sum_over(vec v) {
+    float sum = 0;
+    for (int i = 0; i < LANES; i++) sum += v[i];
+    return sum;
+}
+
+// Whole levels -8 to 7 of a group at a scale; returns the squared error.
+INLINE float levels_at(const float *group, int64_t size, float scale, float *levels) {
+    const vec shift = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+    vec error = {0};
+    for (int64_t i = 0; i < size; i += LANES) {
+        const vec x = load(group + i), most = all(7.0f), least = all(-8.0f);
+        vec level = x / all(scale);
+        level = choose(level > most, most, choose(level < least, least, level));
+        level = (level + shift) - shift;
+        store(levels + i, level);
+        const vec off = level * all(scale) - x;
+        error += off * off;
+    }
+    return sum_over(error);
+}
+
+// Returns the scale.
+INLINE float round_group(const float *group, int64_t size, const float *steps, int64_t num_steps,
+                         float *levels, float *tried) {
+    float extreme = 0, largest = 0, best = 0;
+    vec squares = {0};
+    for (int64_t i = 0; i < size; i++) {
+        const float magnitude = group[i] < 0 ? -group[i] : group[i];
+        extreme = magnitude > largest ? group[i] : extreme;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    for (int64_t i = 0; i < size; i += LANES) squares += load(group + i) * load(group + i);
+    float least = sum_over(squares);
+    memset(levels, 0, (size_t)size * 4);
+    for (int64_t s = 0; s < num_steps; s++) {
+        const float scale = extreme / steps[s];
+        if (scale == 0) continue;
+        const float error = levels_at(group, size, scale, tried);
+        if (!(error < least)) continue;
+        least = error, best = scale;
+        memcpy(levels, tried, (size_t)size * 4);
+    }
+    return best;
+}
+
+EXPORT void round_codes(const float *weights, int64_t rows, int64_t num_in, int64_t group,
+                        const float *steps, int64_t num_steps, float *room, uint8_t *codes,
+                        float *scales) {
+    const int64_t whole = (group + LANES - 1) / LANES * LANES;
+    float *padded = room, *levels = room + whole, *tried = room + 2 * whole;
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t first = 0; first < num_in; first += group) {
+            const int64_t left = num_in - first, count = left < group ? left : group;
+            const float *from = weights + r * num_in + first;
+            uint8_t *to = codes + r * num_in + first;
+            memset(padded, 0, (size_t)whole * 4);
+            memcpy(padded, from, (size_t)count * 4);
+            *scales++ = round_group(padded, whole, steps, num_steps, levels, tried);
+            for (int64_t i = 0; i < count; i++) to[i] = (uint8_t)(8 + (int)levels[i]);
+        }
 }
