@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 
 from benchmarks.memory.checkpoint import SHAPE
 from moesaic.cli.suite.devices import MACHINE, devices_named, place_of, shared_out
-from moesaic.cli.suite.fitting import CHOSEN, VARIABLE, check_fits, kv_environment, table, what_fits
-from moesaic.cli.suite.memory_plan import MIB, SuiteMemory, plan_suite
+from moesaic.cli.suite.fitting import (
+    CHOSEN,
+    VARIABLE,
+    check_fits,
+    experts_environment,
+    kv_environment,
+    table,
+    what_fits,
+)
+from moesaic.cli.suite.memory_plan import MIB, MOVING, SuiteMemory, plan_suite
 from moesaic.cli.suite.processes import Setting, SuiteOptions, services_of
 from moesaic.cli.suite.service_settings import check_settings, service_flags
 from moesaic.cli.terminal.outcome import CommandError
@@ -228,3 +236,25 @@ def test_up_refuses_a_context_that_the_model_does_not_have(ask: Any, house: Path
     refused = ask("up", "--model", "model", "--max-model-len", "129")
     assert refused.returncode == 2
     assert "--max-model-len: 129 tokens are more than the model's 128 positions" in refused.stderr
+
+
+@pytest.mark.parametrize("available", [2 * GIB, 64 * GIB])
+def test_experts_that_move_stay_within_what_may_be_taken(model: Path, available: int) -> None:
+    options = options_of(model, topology="disaggregated")
+    _, _, settings = parts_of(options)
+    found = plan(options, {MACHINE: available})
+    [limit] = map(int, experts_environment(found, settings).values())
+    held = of_role(found, "expert")
+
+    assert limit >= held["experts"] + held["experts"] // MOVING
+    over = 2 * (limit - held["experts"] - held["moves"])
+    assert found.needed[MACHINE] + over <= found.room(MACHINE)
+    assert over > found.room(MACHINE) - found.needed[MACHINE] - 2
+
+
+def test_a_limit_of_the_user_stays(model: Path) -> None:
+    options = options_of(model, "--max-expert-bytes", "1000000000", topology="disaggregated")
+    _, _, settings = parts_of(options)
+    assert experts_environment(plan(options), settings) == {}
+    alone = options_of(model)
+    assert experts_environment(plan(alone), parts_of(alone)[2]) == {}

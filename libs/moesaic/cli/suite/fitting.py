@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 SMALLER = ("int8", "int4")  # quantisations, as far as services have them
 GIB = 1 << 30
-VARIABLE = "MOESAIC_KV_MEMORY_BYTES"
+VARIABLE, EXPERTS_VARIABLE = "MOESAIC_KV_MEMORY_BYTES", "MOESAIC_MAX_EXPERT_BYTES"
 CHOSEN = {"kv_blocks", "kv_memory_bytes", "kv_memory_fraction"}  # settings by which a user decides
 
 
@@ -170,6 +170,14 @@ def _kinds(plan: SuiteMemory) -> Iterator[tuple[ProcessMemory, int]]:
         first, count = counts.get(key, (process, 0))
         counts[key] = (first, count + 1)
     yield from counts.values()
+
+
+def experts_environment(plan: SuiteMemory, settings: Settings) -> dict[str, str]:
+    """Give the variable that bounds the experts of expert workers, old ones included; nothing if the user has."""
+    workers = [process for process in plan.processes if process.role == "expert"]
+    if not workers or "max_expert_bytes" in settings[workers[0].name].model_fields_set:
+        return {}
+    return {EXPERTS_VARIABLE: str(min(plan.expert_limit(worker) for worker in workers))}
 
 
 def kv_environment(plan: SuiteMemory, settings: "ServiceSettings") -> dict[str, str]:

@@ -19,7 +19,7 @@ from moesaic.cli.machine.cores import usable_cores
 from moesaic.cli.machine.links.network import joined
 from moesaic.cli.machine.ports import hold_port, number_of
 from moesaic.cli.machine.state import StateFile, SuiteState, process_start_time
-from moesaic.cli.suite.fitting import kv_environment
+from moesaic.cli.suite.fitting import experts_environment, kv_environment
 from moesaic.cli.suite.loading import ShownLoading
 from moesaic.cli.suite.log_tail import show_warnings
 from moesaic.cli.suite.prepare import prepared
@@ -70,6 +70,7 @@ def run_suite(options: SuiteOptions, ready_within_s: float, on_ready: OnReady) -
         environment = {}
         if options.topology != "edge":  # agents divide their memory themselves
             environment = kv_environment(memory, settings["attention-0"])
+            environment |= experts_environment(memory, settings)
         model_name = getattr(settings["gateway"], "name_in_api", "")
         state = SuiteState(
             pid=os.getpid(),

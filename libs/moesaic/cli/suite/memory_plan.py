@@ -41,7 +41,8 @@ PROCESS_BYTES = {
 LIBRARY_BYTES = 36 * MIB  # pages of torch's files, which its processes on a machine share
 ON_GPU_BYTES = 500 * MIB  # of a device: its context and the libraries' kernels
 TOKEN_BYTES = 270  # of the vocabulary, in a gateway's tokenizer
-KV = "kv"
+KV, MOVES = "kv", "moves"
+MOVING = 16  # of so many experts of a worker, one is held twice while a placement changes
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,12 @@ class SuiteMemory:
     def room(self, place: str) -> int:
         """Count the bytes of a place that the suite may take."""
         return int(self.fraction * self.available[place])
+
+    def expert_limit(self, process: ProcessMemory) -> int:
+        """Count the bytes that an expert worker may have for experts, those held twice while they move included."""
+        alike = sum(p.role == process.role and p.place == process.place for p in self.processes)
+        spare = max(0, self.room(process.place) - self.needed[process.place]) // alike
+        return process.parts["experts"] + process.parts[MOVES] + spare
 
     @property
     def fits(self) -> bool:
@@ -195,7 +202,9 @@ def _parts(
     if role == "expert":
         rows = getattr(settings, "max_num_batched_tokens", 2048)
         work = rows * 4 * config.hidden_size * numbers.item_bytes
-        return {"experts": slots * len(config.moe_layers) * weights.expert, "steps": work}
+        experts = slots * len(config.moe_layers) * weights.expert
+        moves = -(-slots * len(config.moe_layers) // MOVING) * weights.expert
+        return {"experts": experts, MOVES: moves if options.experts > 1 else 0, "steps": work}
     parts = {
         "embedding": weights.embedding,
         "attention": weights.attention,
