@@ -4,6 +4,7 @@ Every case is a suite of real processes with a small random model. The demo mode
 are token ids.
 """
 
+import json
 import statistics
 import subprocess
 import tempfile
@@ -38,8 +39,8 @@ def run(quick: bool) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as directory:
             models = Models(family, Path(directory))
             for case in cases_of(family, quick=quick):
-                say(str(case))
                 figures[str(case)] = _of_case(models, case)
+                say(f"{case}: {json.dumps(figures[str(case)])}")
     measured = [each for each in figures.values() if "refused" not in each]
     exact = [each["logprobs_off"] for name, each in figures.items() if _is_exact(name, each)]
     figures["all"] = {
