@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from moesaic.cli.terminal.transfer import byte_bars
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
@@ -36,7 +38,7 @@ class ShownLoading:
 
     async def run(self) -> None:
         """Show it until cancelled."""
-        with _bars() as bars:
+        with byte_bars() as bars:
             while True:
                 await asyncio.gather(*(self._ask(each, bars) for each in self._processes))
                 await asyncio.sleep(LOOK_S)
@@ -73,25 +75,3 @@ class ShownLoading:
             self._said_s[name] = now_s
             look = Loading(loading.done_bytes, loading.total_bytes, loading.seconds)
             self._announce(name, f"loading weights: {look}")
-
-
-def _bars() -> "Progress":
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    console, hidden = Console(stderr=True), not sys.stderr.isatty()
-    return Progress(*columns, console=console, disable=hidden, transient=True)

@@ -3,12 +3,38 @@
 import sys
 import time
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from moesaic.cli.terminal.console import say_at_time
 
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
 QUIET_S = 15.0  # between lines
 _GIB = 1 << 30
+
+
+def byte_bars() -> "Progress":
+    """Make bars of bytes on standard error, with rate and time left; hidden where that is no terminal."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    console, hidden = Console(stderr=True), not sys.stderr.isatty()
+    return Progress(*columns, console=console, disable=hidden, transient=True)
 
 
 class Transfer:
@@ -16,26 +42,7 @@ class Transfer:
 
     def __init__(self, title: str) -> None:
         """Show nothing until bytes come."""
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-            TransferSpeedColumn,
-        )
-
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(binary_units=True),
-            TransferSpeedColumn(),
-            TimeRemainingColumn(),
-        )
-        console, hidden = Console(stderr=True), not sys.stderr.isatty()
-        self._title = title
-        self._bar = Progress(*columns, console=console, disable=hidden, transient=True)
+        self._title, self._bar = title, byte_bars()
         self._task = self._bar.add_task(title, total=None, visible=False)
         self._began_s, self._before, self._said_s = 0.0, 0, 0.0
 
