@@ -68,8 +68,7 @@ async def test_what_is_aborted_while_it_loads_is_freed_in_time_even_if_nobody_wa
     await asyncio.to_thread(host.loaded.wait)
 
     assert not host.epochs.answers(1)
-    monkeypatch.setattr("moesaic.experts.preparing.kept.KEEP_S", -1.0)
-    host.retire()
+    let_go_of_kept(host, monkeypatch)
     assert host.epochs.resident_bytes == 0
 
 
@@ -100,7 +99,9 @@ async def test_all_that_is_loaded_for_an_epoch_ends_with_it(tiny_model: Any) -> 
     assert service.host.epochs.resident_bytes == 0
 
 
-async def test_a_worker_that_stops_does_not_go_on_loading(tiny_model: Any) -> None:
+async def test_a_worker_that_stops_does_not_go_on_loading(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     service, request = slow_service(tiny_model)
     host, context = service.host, Context()
     assert host is not None
@@ -112,7 +113,14 @@ async def test_a_worker_that_stops_does_not_go_on_loading(tiny_model: Any) -> No
 
     await asyncio.gather(preparing, return_exceptions=True)
     assert context.aborted.is_set()
+    let_go_of_kept(host, monkeypatch)
     assert host.epochs.resident_bytes == 0
+
+
+def let_go_of_kept(host: ExpertHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a host forget the experts of preparations that came to nothing."""
+    monkeypatch.setattr("moesaic.experts.preparing.kept.KEEP_S", -1.0)
+    host.retire()
 
 
 def slow_service(model: Any) -> tuple[ExpertAdmin, pb.PreparePlacementRequest]:
@@ -136,7 +144,7 @@ def slow_service(model: Any) -> tuple[ExpertAdmin, pb.PreparePlacementRequest]:
 
 
 async def test_what_is_loaded_for_a_scheduler_that_died_ends_when_its_successor_confirms(
-    tiny_model: Any,
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = load_config(tiny_model.directory)
     service = ExpertAdmin()
@@ -174,6 +182,7 @@ async def test_what_is_loaded_for_a_scheduler_that_died_ends_when_its_successor_
     await confirm()  # or it would wait for hours
 
     await abandoned
+    let_go_of_kept(host, monkeypatch)
     assert (host.epochs.in_force, host.epochs.resident_bytes) == (1, bytes_in_force)
 
 

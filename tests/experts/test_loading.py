@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from moesaic.errors import ExpertUnavailable, InvalidInput, NotReady
 from moesaic.experts.host import ExpertHost
 from moesaic.experts.loaded import LoadedExpert
-from moesaic.experts.pace import LoadPace
+from moesaic.experts.pace import MOST_REST_S, LoadPace
 from moesaic.experts.pull.frames import PULL_LIMITS, contents_digest
 from moesaic.experts.pull.loader import ExpertPeers
 from moesaic.experts.pull.ranges import PULL_BYTES, Share
@@ -294,6 +295,21 @@ async def test_loading_can_be_ended_at_any_moment(tiny_model: Any) -> None:
         with pytest.raises(NotReady):
             await loading
         assert a.host.epochs.held(0, 7) is None
+
+
+def test_rest_is_bounded_and_comes_only_before_more_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    rests: list[float | None] = []
+    monkeypatch.setattr(threading.Event, "wait", lambda self, timeout=None: rests.append(timeout))
+    now_s = iter([0.0, 0.01, 1.0, 101.0, 200.0, 200.1])
+    monkeypatch.setattr(time, "monotonic", lambda: next(now_s))
+
+    pace, taken = LoadPace(0.1), []
+    for _ in range(3):
+        with pace.working():
+            taken.append(list(rests))
+
+    assert taken == [[], [pytest.approx(0.09)], [pytest.approx(0.09), MOST_REST_S]]
+    assert len(rests) == 2, "the last work was followed by a rest"
 
 
 def test_a_share_must_be_one() -> None:

@@ -1,6 +1,5 @@
 """Experts in memory, to compute with and for peers to pull."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -78,11 +77,8 @@ class ExpertFiles:
         """
 
         def bring(layer: int, expert: int) -> LoadedExpert:
-            pace.check()
-            started = time.monotonic()
-            loaded = self._read(layer, expert)
-            pace.rest(time.monotonic() - started)
-            return loaded
+            with pace.working():
+                return self._read(layer, expert)
 
         return bring
 

@@ -5,12 +5,20 @@ Python's lock would keep the engine's thread waiting for it; one that sleeps has
 """
 
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from moesaic.errors import InvalidInput, NotReady
 
+MOST_REST_S = 5.0  # after one piece of work: what took so long was rather held up by others
+
 
 class LoadPace:
-    """The pace at which one placement may be loaded, and its end if nobody wants it any more."""
+    """The pace at which one placement may be loaded, and its end if nobody wants it any more.
+
+    Rest is taken before the next work, so the last work is followed by none.
+    """
 
     def __init__(self, share: float = 1.0) -> None:
         """Work for at most a ``share`` of the time, in (0, 1]; 1 never rests.
@@ -22,6 +30,7 @@ class LoadPace:
             raise InvalidInput("load_share", f"must be above 0 and at most 1, got {share}")
         self._rest_per_work = 1.0 / share - 1.0
         self._cancelled = threading.Event()
+        self._owed_s = 0.0
 
     @property
     def num_threads(self) -> int | None:
@@ -37,11 +46,19 @@ class LoadPace:
         if self._cancelled.is_set():
             raise NotReady("the placement is no longer wanted", code="placement_changing")
 
-    def rest(self, worked_s: float) -> None:
-        """Sleep in proportion to work that was done, on a thread of its own.
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Sleep in proportion to the work before, on a thread of its own; then measure this.
 
         Raises:
             NotReady: the loading was cancelled.
         """
-        self._cancelled.wait(worked_s * self._rest_per_work)
+        if self._owed_s:
+            self._cancelled.wait(self._owed_s)
         self.check()
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            worked_s = time.monotonic() - began
+            self._owed_s = min(worked_s * self._rest_per_work, MOST_REST_S)

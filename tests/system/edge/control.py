@@ -32,7 +32,7 @@ SETTINGS = {  # a suite that is quick to report and to act, and moves nothing by
     "MOESAIC_MIN_EPOCH_INTERVAL_S": "0",
     "MOESAIC_REPLAN_INTERVAL_S": "3600",
     "MOESAIC_CLOCK_SKEW_S": "3700",
-    "MOESAIC_LOAD_SHARE": "0.025",  # loading takes long enough to be met in its middle
+    "MOESAIC_LOAD_SHARE": "0.05",  # loading takes long enough to be met in its middle
 }
 _records = msgspec.msgpack.Decoder(WorkerRecord)
 

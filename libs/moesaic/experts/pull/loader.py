@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -177,9 +176,8 @@ class Pulling:
             return torch.cat(self._peers.call(pull(runs)))
         digests = []
         for message in runs:
-            began = time.monotonic()
-            digests += self._peers.call(pull([message]))
-            self._pace.rest(time.monotonic() - began)
+            with self._pace.working():
+                digests += self._peers.call(pull([message]))
         return torch.cat(digests)
 
     def _client(self, holder: PlacedWorker) -> PullClient:
