@@ -27,6 +27,7 @@ MAX_MODELS = 4  # whose traffic is remembered
 MAX_EPOCHS = 16  # whose measurements are remembered
 MAX_GONE = 16  # origins that may come back, and find their demand known
 _LOOK_S = 1.0
+_MOST_TOLD = 100  # refusals that are remembered, so as not to be logged again
 
 _reports = Counter("moesaic_activation_reports", "reports of expert workers", ["outcome"])
 _decoder: "msgspec.msgpack.Decoder[ActivationReport]" = msgspec.msgpack.Decoder(ActivationReport)
@@ -74,6 +75,7 @@ class TrafficFeed:
         self._bus, self._leadership, self._view = bus, leadership, view
         self._half_life_s = half_life_s
         self._models: OrderedDict[str, ModelTraffic] = OrderedDict()
+        self._told: set[tuple[str, int, str]] = set()  # worker, generation and cause of refusals
         self.refused = 0
 
     def of(self, model_digest: str) -> ModelTraffic | None:
@@ -113,9 +115,10 @@ class TrafficFeed:
         except InvalidInput as error:
             self.refused += 1
             _reports.labels("refused").inc()
-            log.warning(
-                "activations.refused", worker_id=report.window.worker_id[:100], cause=str(error)
-            )
+            told = report.window.worker_id[:100], report.window.generation, str(error)
+            if told not in self._told:  # it reports all the time
+                self._told = {told} if len(self._told) >= _MOST_TOLD else self._told | {told}
+                log.warning("activations.refused", worker_id=told[0], cause=told[2])
         else:
             _reports.labels("taken").inc()
 
