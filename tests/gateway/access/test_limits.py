@@ -1,5 +1,6 @@
 import asyncio
 import json
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -153,11 +154,16 @@ async def test_a_request_of_many_reads_has_no_more_computed_at_once_than_agreed(
     open_house, scripts, keys_file
 ) -> None:
     scores, under_way, most = scripts.scores(-0.1, -3.0), 0, 0
+    as_many_as_may = asyncio.Event()
 
     async def counted(submit: pb.Submit, emit: Any) -> None:
         nonlocal under_way, most
         under_way += 1
         most = max(most, under_way)
+        if most >= 3:
+            as_many_as_may.set()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(as_many_as_may.wait(), 10)
         await asyncio.sleep(0.001)
         under_way -= 1  # before the gateway knows that it has ended
         await scores(submit, emit)
