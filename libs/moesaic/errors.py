@@ -132,9 +132,15 @@ class DeadlineExceeded(MoesaicError):
     http_status = 504
     grpc_status = "DEADLINE_EXCEEDED"
 
-    def __init__(self, what: str, budget_ms: float) -> None:
+    def __init__(self, what: str, budget_ms: float, fix: str = "") -> None:
         self.what, self.budget_ms = what, budget_ms
-        super().__init__(f"{what} did not finish within {budget_ms:.0f} ms")
+        super().__init__(f"{what} did not finish within {budget_ms:.0f} ms{fix and '; '}{fix}")
+
+    @classmethod
+    def of_request(cls, budget_ms: float) -> "DeadlineExceeded":
+        """The error of a request from outside, whose time several may limit."""
+        fix = "its limit is the least of moesaic.deadline_ms, x-request-timeout-ms and --request-timeout-s"
+        return cls("the request", budget_ms, fix)
 
 
 class PeerLost(MoesaicError):

@@ -315,7 +315,7 @@ class Engine:
 
     def _expire(self) -> None:
         for sequence in self.batcher.expired(time.monotonic()):
-            self._fail([sequence], DeadlineExceeded("the request", sequence.request.budget_ms))
+            self._fail([sequence], DeadlineExceeded.of_request(sequence.request.budget_ms))
 
     def _fail(self, sequences: Sequence[AnySequence], error: MoesaicError) -> None:
         unfinished = set(map(id, self.batcher.unfinished()))

@@ -35,7 +35,7 @@ class Deadline:
 
     def exceeded(self) -> DeadlineExceeded:
         """Make the error to raise when it has passed."""
-        return DeadlineExceeded("the request", self.budget_ms)
+        return DeadlineExceeded.of_request(self.budget_ms)
 
 
 @dataclass(frozen=True)
