@@ -33,10 +33,11 @@ up: .venv/installed-all .venv/kernels
 down: .venv/installed-all
 	@$(BIN)/moesaic down
 
-# Tests of a file run one after the other in one process; files in the order of tests/conftest.py. With CI set,
-# hypothesis tries as many examples as tests ask for, and otherwise a few. Many tests without suites wait, so there is
-# a process more of them than there are cores on a small machine. A test that waits is ended in time by
-# tests/conftest.py; what hangs where no Python runs ends its process after five minutes: it is named, with all stacks.
+# Tests of a file run one after the other in one process; files in the order of tests/conftest.py. Hypothesis tries a
+# fifth of the examples that tests ask for, half of them with CI set, and all with ALL_EXAMPLES=1. Many tests without
+# suites wait, so there is a process more of them than there are cores on a small machine. A test that waits is ended in
+# time by tests/conftest.py; what hangs where no Python runs ends its process after five minutes: it is named, with all
+# stacks.
 PYTEST := $(BIN)/pytest -q --dist loadfile --no-loadscope-reorder --durations=30 \
             -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true --max-worker-restart 0
 LEFT_OUT := not slow and not gpu and not compose

@@ -52,6 +52,8 @@ TINY = Shape(
 )
 
 
+# Of the examples that properties ask for: all, half in continuous integration, or a fifth.
+EXAMPLES_PER_TRY = 1 if "ALL_EXAMPLES" in os.environ else 2 if "CI" in os.environ else 5
 # Of a test's time limit, what it may wait itself before its process is stopped.
 OWN_SHARE = 0.8
 # Tests of these folders, and those that use these fixtures of a folder, start whole suites or
@@ -61,13 +63,13 @@ SUITE_FIXTURES = {"cli": {"run", "scheduler", "start", "suite"}, "scheduler": {"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what starts suites, and try fewer examples outside of continuous integration."""
+    """Mark what starts suites, and try fewer examples than tests ask for; ``ALL_EXAMPLES=1`` tries all."""
     scaled: set[object] = set()
     for item in items:
         folder, used = _folder(item), set(getattr(item, "fixturenames", ()))
         if folder in SUITE_FOLDERS or used & SUITE_FIXTURES.get(folder, set()):
             item.add_marker("suite")
-        if "CI" not in os.environ and not item.get_closest_marker("gpu"):
+        if EXAMPLES_PER_TRY > 1 and not item.get_closest_marker("gpu"):
             _try_fewer_examples(item, scaled)
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
             item.obj = _ended_in_time(item.obj, _may_wait_s(item))
@@ -101,13 +103,13 @@ def _folder(item: pytest.Item) -> str:
 
 
 def _try_fewer_examples(item: pytest.Item, done: set[object]) -> None:
-    """Try a property with a fifth of the examples it asks for, which are for continuous integration."""
+    """Try a property with a part of the examples it asks for."""
     machine, test = getattr(item, "cls", None), getattr(item, "function", None)
     chosen = "_hypothesis_internal_use_settings"  # nothing public scales what a test has chosen
     for owner, name in ((machine, "settings"), (test, chosen)):
         asked = getattr(owner, name, None)
         if owner not in done and isinstance(asked, settings):
-            setattr(owner, name, settings(asked, max_examples=max(asked.max_examples // 5, 5)))
+            setattr(owner, name, settings(asked, max_examples=max(asked.max_examples // EXAMPLES_PER_TRY, 5)))
             done.add(owner)
 
 

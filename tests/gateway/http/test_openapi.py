@@ -21,7 +21,7 @@ CHECKS = [
     checks.content_type_conformance,
     checks.response_schema_conformance,
 ]
-NUM_EXAMPLES = int(os.environ.get("OPENAPI_EXAMPLES", 12 if "CI" in os.environ else 2))
+NUM_EXAMPLES = int(os.environ.get("OPENAPI_EXAMPLES", 6 if "CI" in os.environ else 2))
 HEADERS = {"authorization": "Bearer k"}
 
 
