@@ -1,5 +1,5 @@
 // Attention over the paged KV cache, for decoded rows and chunks of prompts alike.
-//   Tiles    PANEL positions at a time, counted from the sequence's start, with a running softmax.
+//   Tiles    STRETCH positions at a time, counted from the sequence's start, with a running softmax.
 //   Order    a row's result depends on its own query and the cache, never on the rows
 //            beside it.
 #include "compute/attention.h"
@@ -22,14 +22,14 @@ static int64_t max_queries(const struct shape *s) {
 }
 static int64_t desk_size(const struct shape *s) {
     const int64_t queries = max_queries(s), values = wide(s->value_dim);
-    return queries * (s->key_dim + PANEL + values + 2) + s->key_dim * PANEL + values * PANEL + 64;
+    return queries * (s->key_dim + STRETCH + values + 2) + (s->key_dim + values) * STRETCH + 64;
 }
 static struct desk desk_at(float *at, const struct shape *s) {
     const int64_t queries = max_queries(s), values = wide(s->value_dim);
     struct desk d;
-    d.keys = at, at += s->key_dim * PANEL;
-    d.values = at, at += values * PANEL;
-    d.scores = at, at += queries * PANEL;
+    d.keys = at, at += s->key_dim * STRETCH;
+    d.values = at, at += values * STRETCH;
+    d.scores = at, at += queries * STRETCH;
     d.sums = at, at += queries * values;
     d.queries = at, at += queries * s->key_dim;
     d.largest = at, at += queries;
@@ -40,7 +40,7 @@ static struct desk desk_at(float *at, const struct shape *s) {
 static struct desk part_of(const struct desk *d, const struct shape *s, int64_t queries) {
     struct desk part = *d;
     part.queries += queries * s->key_dim;
-    part.scores += queries * PANEL;
+    part.scores += queries * STRETCH;
     part.sums += queries * wide(s->value_dim);
     part.largest += queries;
     part.totals += queries;
@@ -54,7 +54,7 @@ struct span {
 static struct span span_of(const struct shape *s, const struct sequence *q, const struct task *t) {
     const int64_t first = q->length - q->num_rows + t->begin;
     const int64_t start = s->window && first >= s->window ? first - s->window + 1 : 0;
-    return (struct span){start - start % PANEL, q->length - q->num_rows + t->end};
+    return (struct span){start - start % STRETCH, q->length - q->num_rows + t->end};
 }
 
 static struct sequence sequence_of(const struct batch *b, const struct task *t) {
@@ -84,12 +84,12 @@ static void attend(const struct shape *s, const struct batch *batch, const struc
     }
     struct found tiles[2], *here = &tiles[0], *then = &tiles[1];
     find(s, &sequence, cache, task->kv_head, span.start, here);
-    for (int64_t start = span.start; start < span.end; start += PANEL)
+    for (int64_t start = span.start; start < span.end; start += STRETCH)
         for (int32_t h = 0; h < task->num_kv_heads; h++) {
             if (h + 1 < task->num_kv_heads) {
                 find(s, &sequence, cache, heads[h + 1].kv_head, start, then);
-            } else if (start + PANEL < span.end) {
-                find(s, &sequence, cache, task->kv_head, start + PANEL, then);
+            } else if (start + STRETCH < span.end) {
+                find(s, &sequence, cache, task->kv_head, start + STRETCH, then);
             } else if (next) {
                 const struct sequence other = sequence_of(batch, next);
                 find(s, &other, cache, next->kv_head, span_of(s, &other, next).start, then);

@@ -4,6 +4,8 @@
 
 #include "compute/matrix.h"
 
+enum { STRETCH = PANEL < 64 ? 64 : PANEL };  // positions of a tile, whole panels
+
 struct sequence {
     int64_t first_row, num_rows;  // of this step
     int64_t length;               // positions, this step's included
@@ -21,16 +23,16 @@ struct queries {
 // The memory of one thread.
 struct desk {
     float *queries;           // [QUERIES, key_dim], scaled
-    float *scores;            // [QUERIES, PANEL]
+    float *scores;            // [QUERIES, STRETCH]
     float *sums;              // [QUERIES, values]
     float *largest, *totals;  // [QUERIES]
-    float *keys;              // [key_dim, PANEL]
-    float *values;            // [panels, PANEL, PANEL]
+    float *keys;              // [panels of positions, key_dim, PANEL]
+    float *values;            // [panels of values, positions that there are, PANEL]
 };
 
 // The addresses of a tile's keys and values, `count` so far.
 struct found {
-    const float *keys[PANEL], *values[PANEL];
+    const float *keys[STRETCH], *values[STRETCH];
     int64_t count;
 };
 
@@ -38,7 +40,7 @@ INLINE int64_t wide(int64_t size) { return (size + PANEL - 1) / PANEL * PANEL; }
 
 // Takes the queries over, and has nothing summed up yet.
 void begin(const struct queries *q, const float *queries, const struct desk *d);
-// Finds the PANEL positions from `start` on, as far as there are any.
+// Finds the STRETCH positions from `start` on, as far as there are any.
 void find(const struct shape *s, const struct sequence *q, const float *cache, int64_t kv_head,
           int64_t start, struct found *f);
 // Attends to the positions from `start` on, which are `here`, and prefetches the `next` ones.

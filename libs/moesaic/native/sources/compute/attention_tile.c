@@ -1,4 +1,4 @@
-// A tile of attention: the scores of some queries for PANEL positions, their weights, the values'
+// A tile of attention: the scores of some queries for STRETCH positions, their weights, the values'
 // sums.
 #include "compute/attention.h"
 
@@ -31,7 +31,7 @@ void find(const struct shape *s, const struct sequence *q, const float *cache, i
           int64_t start, struct found *f) {
     const float *head = cache + kv_head * s->head_stride;
     const int32_t *block = q->blocks + start / s->block_size;
-    f->count = q->length - start < PANEL ? q->length - start : PANEL;
+    f->count = q->length - start < STRETCH ? q->length - start : STRETCH;
     for (int64_t j = 0, offset = start % s->block_size; j < f->count; offset = 0, block++) {
         const float *keys = head + *block * s->block_stride, *values = keys + s->value_start;
         for (; offset < s->block_size && j < f->count; offset++, j++) {
@@ -44,6 +44,13 @@ void find(const struct shape *s, const struct sequence *q, const float *cache, i
 enum { LINE = 16 };  // floats that the memory brings together
 enum { EACH_LINE = LANES < 16 ? LINE / LANES : 1 };
 
+// Asks for keys that lie dimension by dimension, of positions from `first` on.
+static void expect_turned(const struct shape *s, const struct found *f, int64_t first) {
+    for (int64_t j = first; j < f->count; j += LINE)
+        for (int64_t i = 0; i < s->key_dim; i++)
+            __builtin_prefetch(f->keys[j] + i * s->key_stride, 0, 2);
+}
+
 // Asks for all of a tile's keys and values at once.
 static void expect(const struct shape *s, const struct found *f) {
     for (int64_t j = 0; j < f->count; j++) {
@@ -51,17 +58,18 @@ static void expect(const struct shape *s, const struct found *f) {
             __builtin_prefetch(f->keys[j] + i, 0, 2);
         for (int64_t i = 0; i < s->value_dim; i += LINE) __builtin_prefetch(f->values[j] + i, 0, 2);
     }
-    for (int64_t j = 0; j < f->count && s->key_stride != 1; j += LINE)
-        for (int64_t i = 0; i < s->key_dim; i++)
-            __builtin_prefetch(f->keys[j] + i * s->key_stride, 0, 2);
+    if (s->key_stride != 1) expect_turned(s, f, 0);
 }
 
-static void lay_out_keys(const struct shape *s, const struct found *f, float *keys) {
+// One panel of positions, from `first` on.
+static void lay_out_keys(const struct shape *s, const struct found *f, int64_t first, float *keys) {
+    const float *const *found = f->keys + first;
+    const int64_t count = f->count - first;
     if (s->key_stride != 1) {  // positions behind the last get whatever is there: nobody sees them
         for (int64_t i = 0; i < s->key_dim; i++)
             for (int64_t j = 0; j < PANEL; j += LANES)
                 store(keys + i * PANEL + j,
-                      j < f->count ? load(f->keys[j] + i * s->key_stride) : (vec){0});
+                      j < count ? load(found[j] + i * s->key_stride) : (vec){0});
         return;
     }
     for (int64_t j = 0; j < PANEL; j += LANES)
@@ -69,7 +77,7 @@ static void lay_out_keys(const struct shape *s, const struct found *f, float *ke
             const int64_t left = s->key_dim - i < LANES ? s->key_dim - i : LANES;
             vec square[LANES];
             for (int64_t n = 0; n < LANES; n++) {
-                const float *key = j + n < f->count ? f->keys[j + n] + i : 0;
+                const float *key = j + n < count ? found[j + n] + i : 0;
                 square[n] = !key ? (vec){0} : left < LANES ? load_some(key, left) : load(key);
             }
             transpose(square);
@@ -77,12 +85,13 @@ static void lay_out_keys(const struct shape *s, const struct found *f, float *ke
         }
 }
 
-// Lays the keys and values of a tile out for products; values that are not there yet are zero.
+// Lays the keys and values of a tile out for products.
 static void lay_out(const struct shape *s, const struct found *f, const struct desk *d) {
-    lay_out_keys(s, f, d->keys);
+    for (int64_t first = 0; first < f->count; first += PANEL)
+        lay_out_keys(s, f, first, d->keys + first * s->key_dim);
     for (int64_t first = 0; first < s->value_dim; first += PANEL) {
         const int64_t columns = s->value_dim - first < PANEL ? s->value_dim - first : PANEL;
-        float *panel = d->values + first * PANEL;
+        float *panel = d->values + first * f->count;
         for (int64_t j = 0; j < f->count; j++) {
             const float *value = f->values[j] + first;
             if (columns == PANEL) {
@@ -93,16 +102,17 @@ static void lay_out(const struct shape *s, const struct found *f, const struct d
             memcpy(panel + j * PANEL, value, (size_t)columns * 4);
             memset(panel + j * PANEL + columns, 0, (size_t)(PANEL - columns) * 4);
         }
-        memset(panel + f->count * PANEL, 0, (size_t)(PANEL - f->count) * PANEL * 4);
     }
 }
 
-// One query's weights of a tile's positions [from, to); rescales what it has summed up so far.
-static void soften(const struct desk *d, int64_t query, int64_t from, int64_t to, int64_t values) {
-    float *scores = d->scores + query * PANEL, *sums = d->sums + query * values;
+// One query's weights of `count` positions, of which it sees [from, to); rescales what it has summed
+// up so far.
+static void soften(const struct desk *d, int64_t query, int64_t count, int64_t from, int64_t to,
+                   int64_t values) {
+    float *scores = d->scores + query * STRETCH, *sums = d->sums + query * values;
     const vec nothing = all(-__builtin_inff());
     vec most = nothing;
-    for (int64_t j = 0; j < PANEL; j += LANES) {
+    for (int64_t j = 0; j < count; j += LANES) {
         vec x = load(scores + j);
         if (j < from || j + LANES > to)
             for (int64_t i = 0; i < LANES; i++)
@@ -113,7 +123,7 @@ static void soften(const struct desk *d, int64_t query, int64_t from, int64_t to
     const float largest = largest_of(most), before = d->largest[query];
     const float now = largest > before ? largest : before;
     vec total = {0};
-    for (int64_t j = 0; j < PANEL; j += LANES) {
+    for (int64_t j = 0; j < count; j += LANES) {
         const vec x = load(scores + j);
         const vec weights = choose(x == nothing, (vec){0}, exp_of(x - now));
         store(scores + j, weights);
@@ -142,14 +152,14 @@ void begin(const struct queries *q, const float *queries, const struct desk *d) 
     memset(d->sums, 0, (size_t)(q->num * wide(s->value_dim)) * 4);
 }
 
-// The weights of the queries from `skipped` on for the positions of a tile, from their scores.
-static void soften_all(const struct queries *q, int64_t skipped, int64_t start,
+// The weights of the queries from `skipped` on for the `count` positions of a tile, from their scores.
+static void soften_all(const struct queries *q, int64_t skipped, int64_t start, int64_t count,
                        const struct desk *d) {
     for (int64_t i = skipped; i < q->num; i++) {
         const int64_t position = q->position + i / q->group, window = q->shape->window;
-        const int64_t to = position + 1 - start < PANEL ? position + 1 - start : PANEL;
+        const int64_t to = position + 1 - start < count ? position + 1 - start : count;
         const int64_t from = window ? position + 1 - window - start : 0;
-        soften(d, i, from > 0 ? from : 0, to, wide(q->shape->value_dim));
+        soften(d, i, count, from > 0 ? from : 0, to, wide(q->shape->value_dim));
     }
 }
 
@@ -158,20 +168,20 @@ static void attend_many(const struct queries *q, const struct found *here, const
                         int64_t start, const struct desk *d) {
     const struct shape *s = q->shape;
     const int64_t values = wide(s->value_dim);
-    const struct matrix keys = {.panels = d->keys, .num_in = s->key_dim, .num_out = PANEL};
-    const struct matrix tile = {.panels = d->values, .num_in = PANEL, .num_out = values};
+    const struct matrix keys = {.panels = d->keys, .num_in = s->key_dim, .num_out = STRETCH};
+    const struct matrix tile = {.panels = d->values, .num_in = here->count, .num_out = values};
     // Rows before the tile see nothing of it.
     const int64_t skipped = start > q->position ? (start - q->position) * q->group : 0;
     const int64_t left = q->num - skipped;
     expect(s, next);
     lay_out(s, here, d);
-    multiply_panel(&keys, floats_in(d->queries, s->key_dim), skipped, left, 0,
-                   d->scores + skipped * PANEL, PANEL, PANEL, 0);
-    soften_all(q, skipped, start, d);
-    for (int64_t panel = 0; panel < values / PANEL; panel++) {
-        multiply_panel(&tile, floats_in(d->scores, PANEL), skipped, left, panel,
+    for (int64_t panel = 0; panel * PANEL < here->count; panel++)
+        multiply_panel(&keys, floats_in(d->queries, s->key_dim), skipped, left, panel,
+                       d->scores + skipped * STRETCH + panel * PANEL, STRETCH, PANEL, 0);
+    soften_all(q, skipped, start, here->count, d);
+    for (int64_t panel = 0; panel < values / PANEL; panel++)
+        multiply_panel(&tile, floats_in(d->scores, STRETCH), skipped, left, panel,
                        d->sums + skipped * values + panel * PANEL, values, PANEL, 1);
-    }
 }
 
 // The scores of `num` queries for LANES positions; missing ones are `count` and more.
@@ -194,17 +204,20 @@ INLINE void score_few(const int num, const struct shape *s, const float *queries
                 for (int r = 0; r < num; r++)
                     sums[r] = fma_of(all(queries[r * s->key_dim + i + n]), square[n], sums[r]);
     }
-    for (int r = 0; r < num; r++) store(scores + r * PANEL, sums[r]);
+    for (int r = 0; r < num; r++) store(scores + r * STRETCH, sums[r]);
 }
 
-// The scores of `num` queries for a tile whose keys lie dimension by dimension.
+// The scores of `num` queries for a panel of positions, from `first` on, whose keys lie dimension by
+// dimension.
 INLINE void score_turned(const int num, const struct shape *s, const float *queries,
-                         const struct found *f, const struct found *next, float *scores) {
+                         const struct found *f, const struct found *next, int64_t first,
+                         float *scores) {
     vec sums[TILE_ROWS][TILE_VECTORS] = {0};
     const float *keys[TILE_VECTORS], *ahead[TILE_VECTORS];
     for (int v = 0; v < TILE_VECTORS; v++) {
-        keys[v] = f->keys[v * LANES < f->count ? v * LANES : 0];
-        ahead[v] = next->keys[v * LANES < next->count ? v * LANES : 0];
+        const int64_t at = first + v * LANES;
+        keys[v] = f->keys[at < f->count ? at : 0];
+        ahead[v] = next->keys[at < next->count ? at : 0];
     }
     for (int64_t i = 0; i < s->key_dim; i++) {
 #pragma GCC unroll 4
@@ -221,13 +234,16 @@ INLINE void score_turned(const int num, const struct shape *s, const float *quer
     }
     for (int r = 0; r < num; r++)
         for (int v = 0; v < TILE_VECTORS; v++)
-            store(scores + r * PANEL + v * LANES, sums[r][v]);
+            store(scores + r * STRETCH + v * LANES, sums[r][v]);
 }
 
 INLINE void score_tile(const int num, const struct shape *s, const float *queries,
                        const struct found *f, const struct found *next, float *scores) {
     if (s->key_stride != 1) {
-        score_turned(num, s, queries, f, next, scores);
+        int64_t first = 0;
+        for (; first < f->count; first += PANEL)
+            score_turned(num, s, queries, f, next, first, scores + first);
+        expect_turned(s, next, first);  // of a tile with more of them than this one
         return;
     }
     for (int64_t j = 0; j < f->count; j += LANES)
@@ -257,7 +273,7 @@ INLINE void add_few(const int num, const float *weights, const struct found *f,
         for (int r = 0; r < num; r++)
 #pragma GCC unroll 4
             for (int v = 0; v < TILE_VECTORS; v++)
-                added[r][v] = fma_of(all(weights[r * PANEL + j]), value[v], added[r][v]);
+                added[r][v] = fma_of(all(weights[r * STRETCH + j]), value[v], added[r][v]);
     }
     for (int64_t j = f->count; j < next->count; j++)  // of a tile with more of them than this one
         for (int v = 0; v < TILE_VECTORS; v += EACH_LINE)
@@ -273,7 +289,7 @@ static void attend_few(const struct queries *q, const struct found *here, const 
     const int64_t skipped = start > q->position ? (start - q->position) * q->group : 0;
     const int64_t left = q->num - skipped;
     const float *queries = d->queries + skipped * s->key_dim;
-    float *scores = d->scores + skipped * PANEL;
+    float *scores = d->scores + skipped * STRETCH;
 #define SCORE(n) \
     case n: score_tile(n, s, queries, here, next, scores); break
     switch (left) {
@@ -285,7 +301,7 @@ static void attend_few(const struct queries *q, const struct found *here, const 
         SCORE(6);
     }
 #undef SCORE
-    soften_all(q, skipped, start, d);
+    soften_all(q, skipped, start, here->count, d);
     const int64_t stride = wide(s->value_dim);
 #define ADD(n)                                                                              \
     case n:                                                                                 \
