@@ -109,7 +109,11 @@ def _try_fewer_examples(item: pytest.Item, done: set[object]) -> None:
     for owner, name in ((machine, "settings"), (test, chosen)):
         asked = getattr(owner, name, None)
         if owner not in done and isinstance(asked, settings):
-            setattr(owner, name, settings(asked, max_examples=max(asked.max_examples // EXAMPLES_PER_TRY, 5)))
+            setattr(
+                owner,
+                name,
+                settings(asked, max_examples=max(asked.max_examples // EXAMPLES_PER_TRY, 5)),
+            )
             done.add(owner)
 
 

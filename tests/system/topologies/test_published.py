@@ -22,8 +22,8 @@ MODELS = {
 @pytest.mark.parametrize(
     "form",
     [
-        "awq, groups of 32",
         "mxfp4",
+        pytest.param("awq, groups of 32", marks=pytest.mark.slow),
         pytest.param("fp8, blocks of 128", marks=pytest.mark.slow),
     ],
 )
