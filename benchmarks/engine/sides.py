@@ -35,6 +35,7 @@ class Side:
     generate: Callable[[Prompts, int], None]  # run prompts to so many output tokens each
     stream: Callable[[Prompt, int], list[float]]
     """Seconds until each token of one answer is here, from a request that follows another one."""
+    client: httpx.Client | None = None  # of its REST API; None: it has none
 
 
 def transformers_side(model: Any) -> Side:
@@ -129,7 +130,7 @@ def openai_side(client: httpx.Client, model: str) -> Side:
         assert len(times) == num_tokens, f"{len(times)} tokens came, {num_tokens} were asked for"
         return times
 
-    return Side(generate, stream)
+    return Side(generate, stream, client)
 
 
 def streamed(
