@@ -32,6 +32,7 @@ START_S = 1800.0
 SETTINGS = {
     "MOESAIC_KV_BLOCKS": "320",
     "MOESAIC_QUANTIZATION": "int4",
+    "MOESAIC_REQUEST_TIMEOUT_S": "1800",
     "MOESAIC_MAX_MODEL_LEN": "1088",  # random weights end no chat before
 }
 

@@ -41,7 +41,7 @@ class SchedulerSettings(ServiceSettings):
         gt=0,
         le=1,
         description="part of the time in which workers that serve load experts for a placement that "
-        "can wait; those that join an ordinary suite do not rest",
+        "can wait, each rest 20 s at most; those that join an ordinary suite do not rest",
     )
     min_epoch_interval_s: float = Field(
         10.0,

@@ -109,7 +109,7 @@ async def test_a_worker_that_stops_does_not_go_on_loading(
     preparing = asyncio.create_task(service.PreparePlacement(request, context))  # type: ignore[arg-type]
     while not service._paces:
         await asyncio.sleep(0.01)
-    await service.close()  # or it would rest for hours
+    await service.close()  # or it would rest for long
 
     await asyncio.gather(preparing, return_exceptions=True)
     assert context.aborted.is_set()
@@ -124,7 +124,7 @@ def let_go_of_kept(host: ExpertHost, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def slow_service(model: Any) -> tuple[ExpertAdmin, pb.PreparePlacementRequest]:
-    """A worker, and what it would need hours to load."""
+    """A worker, and what it would need long to load."""
     config = load_config(model.directory)
     service = ExpertAdmin()
     service.host = ExpertHost(
@@ -179,7 +179,7 @@ async def test_what_is_loaded_for_a_scheduler_that_died_ends_when_its_successor_
     while not service._paces:
         await asyncio.sleep(0.01)
 
-    await confirm()  # or it would wait for hours
+    await confirm()  # or it would wait for long
 
     await abandoned
     let_go_of_kept(host, monkeypatch)

@@ -2,9 +2,9 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,7 +62,7 @@ class Worker:
         def load() -> tuple[LoadResult, int]:
             with closing(self.peers.pulling(serving, pace)) as pulling:
                 bring = pulling.or_else(self.host.files.bring(pace))
-                return self.host.prepare(placement, bring), pulling.pulled
+                return self.host.prepare(placement, bring, pace.num_threads), pulling.pulled
 
         return await asyncio.to_thread(load)
 
@@ -262,7 +262,7 @@ async def test_only_who_means_the_same_bytes_gets_them(tiny_model: Any) -> None:
 
 async def test_pulling_can_be_ended_while_it_rests(tiny_model: Any) -> None:
     async with pair(tiny_model) as (a, b, serving):
-        pace = LoadPace(1e-9)  # a message is followed by hours of rest
+        pace = LoadPace(1e-9)  # a message is followed by the longest rest
         name = "moesaic_gather_served_bytes_total"
         before = snapshot().get(name, 0.0)
         after = placement(2, [a, b], [4, 5], [0, 1])
@@ -273,7 +273,8 @@ async def test_pulling_can_be_ended_while_it_rests(tiny_model: Any) -> None:
         pace.cancel()
 
         with pytest.raises(NotReady):
-            await loading
+            async with asyncio.timeout(MOST_REST_S / 2):
+                await loading
         assert a.host.epochs.held(0, 4) is None
 
 
@@ -299,11 +300,10 @@ async def test_loading_can_be_ended_at_any_moment(tiny_model: Any) -> None:
 
 def test_rest_is_bounded_and_comes_only_before_more_work(monkeypatch: pytest.MonkeyPatch) -> None:
     rests: list[float | None] = []
-    monkeypatch.setattr(threading.Event, "wait", lambda self, timeout=None: rests.append(timeout))
     now_s = iter([0.0, 0.01, 1.0, 101.0, 200.0, 200.1])
-    monkeypatch.setattr(time, "monotonic", lambda: next(now_s))
-
+    monkeypatch.setattr("moesaic.experts.pace.time", SimpleNamespace(monotonic=lambda: next(now_s)))
     pace, taken = LoadPace(0.1), []
+    monkeypatch.setattr(pace._cancelled, "wait", rests.append)
     for _ in range(3):
         with pace.working():
             taken.append(list(rests))

@@ -152,17 +152,26 @@ def test_latents_are_keys_and_values(
 
 
 @pytest.mark.parametrize("sinks", [None, 0.0])
+@pytest.mark.parametrize("latent", [False, True])
+@pytest.mark.parametrize("block_size", [8, 12, 16, 64])
 @pytest.mark.parametrize("window", [None, 50])
 def test_no_bit_of_a_row_depends_on_the_rows_beside_it(
-    window: int | None, sinks: float | None
+    window: int | None, block_size: int, latent: bool, sinks: float | None
 ) -> None:
     """The last rows of a sequence alone, in company, and as the end of a long chunk."""
     length = 333
-    whole = grouped([(length, length)], 2, 2, 24, sinks=sinks)
+
+    def last(count: int) -> Case:
+        sequence, more = [(count, length)], {"block_size": block_size, "sinks": sinks}
+        if latent:
+            return Case(sequence, 4, KVLayout.latent(40, 8), 48, **more)
+        return grouped(sequence, 2, 2, 24, **more)
+
+    whole = last(length)
     expected = whole.attend(paged_attention, window)
 
     for count in (1, 2, 3, 7, 100):
-        chunk = grouped([(count, length)], 2, 2, 24)
+        chunk = last(count)
         chunk.cached, chunk.tables, chunk.sinks = whole.cached, whole.tables, whole.sinks
         chunk.queries = whole.queries[-count:].contiguous()
         assert torch.equal(chunk.attend(paged_attention, window), expected[-count:])

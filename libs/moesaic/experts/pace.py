@@ -11,17 +11,18 @@ from contextlib import contextmanager
 
 from moesaic.errors import InvalidInput, NotReady
 
-MOST_REST_S = 5.0  # after one piece of work: what took so long was rather held up by others
+MOST_REST_S = 20.0  # after one piece of work: what took so long was rather held up by others
 
 
 class LoadPace:
     """The pace at which one placement may be loaded, and its end if nobody wants it any more.
 
-    Rest is taken before the next work, so the last work is followed by none.
+    Rest is taken before the next work, so the last work is followed by none. A pace that rests is for one thread:
+    ``num_threads``.
     """
 
     def __init__(self, share: float = 1.0) -> None:
-        """Work for at most a ``share`` of the time, in (0, 1]; 1 never rests.
+        """Work for at most a ``share`` of the time, in (0, 1]; 1 never rests, and no rest exceeds ``MOST_REST_S``.
 
         Raises:
             InvalidInput: it is outside of that.

@@ -27,7 +27,7 @@ MAX_MODELS = 4  # whose traffic is remembered
 MAX_EPOCHS = 16  # whose measurements are remembered
 MAX_GONE = 16  # origins that may come back, and find their demand known
 _LOOK_S = 1.0
-_MOST_TOLD = 100  # refusals that are remembered, so as not to be logged again
+_MOST_TOLD = 1000  # workers whose refusal is not logged again
 
 _reports = Counter("moesaic_activation_reports", "reports of expert workers", ["outcome"])
 _decoder: "msgspec.msgpack.Decoder[ActivationReport]" = msgspec.msgpack.Decoder(ActivationReport)
@@ -75,7 +75,7 @@ class TrafficFeed:
         self._bus, self._leadership, self._view = bus, leadership, view
         self._half_life_s = half_life_s
         self._models: OrderedDict[str, ModelTraffic] = OrderedDict()
-        self._told: set[tuple[str, int, str]] = set()  # worker, generation and cause of refusals
+        self._told: dict[tuple[str, int], str] = {}  # fields that were refused last, by worker
         self.refused = 0
 
     def of(self, model_digest: str) -> ModelTraffic | None:
@@ -98,6 +98,7 @@ class TrafficFeed:
         while True:
             if self._leadership.held:
                 self._models.clear()  # all that is there is read now
+                self._told.clear()
                 read = self._bus.read_on(STREAM, _decoder)
                 async with aclosing(read) as reports:
                     async for report in reports:
@@ -110,17 +111,20 @@ class TrafficFeed:
 
     def take(self, report: ActivationReport) -> None:
         """Take in one report; a report that cannot be true is counted and changes nothing."""
+        worker = report.window.worker_id[:100], report.window.generation
         try:
             self._take(report)
         except InvalidInput as error:
             self.refused += 1
             _reports.labels("refused").inc()
-            told = report.window.worker_id[:100], report.window.generation, str(error)
-            if told not in self._told:  # it reports all the time
-                self._told = {told} if len(self._told) >= _MOST_TOLD else self._told | {told}
-                log.warning("activations.refused", worker_id=told[0], cause=told[2])
+            if self._told.get(worker) != error.field:  # it reports all the time
+                if len(self._told) >= _MOST_TOLD:
+                    self._told.clear()
+                self._told[worker] = error.field
+                log.warning("activations.refused", worker_id=worker[0], cause=str(error))
         else:
             _reports.labels("taken").inc()
+            self._told.pop(worker, None)
 
     def _take(self, report: ActivationReport) -> None:
         window, placement = report.window, self._view.current

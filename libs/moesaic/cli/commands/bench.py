@@ -44,6 +44,7 @@ def bench(
             "ranks",
             "large",
             "sampling",
+            "attention",
             "models",
         ],
         typer.Argument(help="Benchmark to run; docs/use/command-line.md describes each."),

@@ -1,7 +1,7 @@
 // Attention over the paged KV cache, for decoded rows and chunks of prompts alike.
 //   Tiles    STRETCH positions at a time, counted from the sequence's start, with a running softmax.
-//   Order    a row's result depends on its own query and the cache, never on the rows
-//            beside it.
+//   Order    a row's result depends on its own query and what it sees of the cache, never on the
+//            rows beside it, as long as what is cached is finite.
 #include "compute/attention.h"
 #include "compute/pool.h"
 
