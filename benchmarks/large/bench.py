@@ -57,6 +57,7 @@ def run(quick: bool) -> dict[str, Any]:
                 starts[name].append(time.monotonic() - began)
                 for workload, rate in _rates(side, seed=number):
                     rates[name].setdefault(workload, []).append(rate)
+                    say(f"{name}: {workload}: {rate:.1f} tokens/s")
                 if name != "llama_cpp":
                     memory[name] = peak_and_stay()
                 if name not in asked and side.client is not None:
