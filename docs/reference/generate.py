@@ -34,7 +34,8 @@ def settings_page() -> str:
     lines = ["# Settings", "", MADE, ""]
     lines += [
         "A flag comes before the variable, and the variable before a file of the variable's name",
-        "in lower case in `/run/secrets`. `moesaic up` takes every one of them as a flag as well.",
+        "in lower case in `/run/secrets`. `moesaic up` takes them as flags as well, but addresses and",
+        "threads, which it deals out.",
         "A service shows its own with `moesaic serve ROLE --help`.",
         "",
     ]

@@ -38,6 +38,17 @@ def test_the_text_of_a_completion_is_put_together() -> None:
     assert list(text_pieces(lines)) == [" and", " so"]
 
 
+def test_reasoning_is_told_apart() -> None:
+    def thought(text: str) -> str:
+        return event({"choices": [{"delta": {"reasoning": text}, "finish_reason": None}]})
+
+    thoughts: list[str] = []
+    lines = [thought("Hm"), thought("m."), chat("Yes"), chat("!", "stop")]
+
+    assert list(text_pieces(lines, thoughts.append)) == ["Yes", "!"]
+    assert thoughts == ["Hm", "m.", "\n"]
+
+
 def test_an_error_event_ends_the_command() -> None:
     lines = [chat("Hel"), event({"error": {"message": "worker lost"}})]
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,14 +11,16 @@ from torch import Tensor
 
 from benchmarks.memory.checkpoint import write_checkpoint
 from benchmarks.parity.cases import CASES, ParityCase, build_reference
+from benchmarks.parity.published import FORMS, publish
 from moesaic.experts.loaded import ExpertFiles
 from moesaic.models.configuration.config import ModelConfig, load_config
-from moesaic.models.configuration.sizes import Numbers, kv_bytes, weight_bytes
+from moesaic.models.configuration.sizes import Numbers, kv_bytes, numbers_for, weight_bytes
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.layers.gate import load_gates
 from moesaic.models.weights.checkpoint import Checkpoint
 
 CPU = torch.device("cpu")
+SETTINGS: Any = SimpleNamespace(dtype="float32", quantization="none", device="cpu", keep_head=False)
 
 
 def tensors_in(held: Any, seen: set[int]) -> Iterator[Tensor]:
@@ -82,3 +85,24 @@ def test_a_real_vocabulary_takes_what_was_computed(
     decoder = Decoder.load(checkpoint, config, torch.float32, CPU, quantization)
 
     assert held_by(decoder) == pytest.approx(sizes.without_experts, rel=0.01)
+
+
+def test_attention_of_gpt_oss_is_held_as_numbers_beside_experts_of_codes(tmp_path: Path) -> None:
+    options = {"hidden_size": 256, "intermediate_size": 32, "vocab_size": 160, "head_dim": 64}
+    build_reference(
+        ParityCase("gpt_oss", "mxfp4", options), tmp_path / "float", save_original_format=True
+    )
+    [form] = [each for each in FORMS if each.name.startswith("mxfp4")]
+    publish(tmp_path / "float", tmp_path / "model", tmp_path / "values", form)
+    config = load_config(tmp_path / "model")
+    checkpoint = Checkpoint.of_model(tmp_path / "model", config)
+    numbers = numbers_for(SETTINGS, config)
+
+    decoder = Decoder.load(checkpoint, config, torch.float32, CPU)
+    gates = load_gates(checkpoint, config, torch.float32, CPU)
+    files = ExpertFiles(checkpoint, config, torch.float32, CPU)
+
+    sizes = weight_bytes(config, numbers)
+    assert held_by(decoder, gates) == pytest.approx(sizes.without_experts, rel=0.05)
+    assert sizes.attention > sizes.without_experts / 2, "it would not be seen"
+    assert files.expert_bytes == pytest.approx(sizes.expert, rel=0.12)

@@ -71,7 +71,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], WeightFormat, WeightForm | None]] = {
             ],
             "quant_method": "mxfp4",
         },
-        WeightFormat("mxfp4", 4, 32),
+        WeightFormat("mxfp4", 4, 32, attention=False),
         WeightForm("int4", 32, levels=True),
     ),
     "Mixtral-8x7B-Instruct-v0.1-AWQ": (

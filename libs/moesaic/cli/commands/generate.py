@@ -1,7 +1,7 @@
 """``moesaic generate``: an answer, streamed to standard output."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any
 
 import typer
@@ -22,7 +22,7 @@ def generate(
     ] = False,
     url: UrlOption = None,
 ) -> None:
-    """Stream the model's answer to PROMPT."""
+    """Stream the model's answer to PROMPT; its reasoning, if it is told apart, goes to standard error."""
     import httpx
 
     from moesaic.cli.clients.gateway import client_settings, first_model, gateway_url, reported
@@ -46,7 +46,7 @@ def generate(
                     response.read()
                     response.raise_for_status()
                 streaming = True
-                for piece in text_pieces(response.iter_lines()):
+                for piece in text_pieces(response.iter_lines(), _think):
                     print(piece, end="", flush=True)
     except KeyboardInterrupt:
         raise CommandError("interrupted", Exit.INTERRUPTED) from None
@@ -55,13 +55,24 @@ def generate(
             print()
 
 
-def text_pieces(lines: Iterable[str]) -> Iterator[str]:
+def _think(piece: str) -> None:
+    """Show a piece of reasoning, dim on a terminal."""
+    typer.echo(typer.style(piece, dim=True), err=True, nl=False)
+
+
+def text_pieces(
+    lines: Iterable[str], think: Callable[[str], None] = lambda piece: None
+) -> Iterator[str]:
     """Give the text in a stream of server-sent events, piece by piece.
+
+    Args:
+        lines: of the stream.
+        think: is told each piece of reasoning, and a line's end behind the last one.
 
     Raises:
         CommandError: the stream holds an error, or ends before the answer does.
     """
-    finished = False
+    finished = thinking = False
     for line in lines:
         field, _, data = line.partition(":")
         if field != "data" or data.strip() == "[DONE]":
@@ -71,8 +82,16 @@ def text_pieces(lines: Iterable[str]) -> Iterator[str]:
             raise CommandError(str(event["error"]["message"]))
         for choice in event["choices"]:
             finished = finished or choice.get("finish_reason") is not None
-            piece = choice["delta"].get("content") if "delta" in choice else choice.get("text")
-            if piece:
+            delta = choice.get("delta", {})
+            if thought := delta.get("reasoning"):
+                think(thought)
+                thinking = True
+            if piece := delta.get("content") or choice.get("text"):
+                if thinking:
+                    think("\n")
+                    thinking = False
                 yield piece
+    if thinking:
+        think("\n")
     if not finished:
         raise CommandError("the connection closed before the answer was complete", Exit.UNHEALTHY)

@@ -38,7 +38,9 @@ def plan(
     slots_per_layer: Annotated[
         int | None, typer.Option(envvar="MOESAIC_SLOTS_PER_LAYER", min=1, help="As of up.")
     ] = None,
-    offload: Annotated[bool, typer.Option("--offload", help="As of up.")] = False,
+    offload: Annotated[
+        bool, typer.Option("--offload", envvar="MOESAIC_OFFLOAD", help="As of up.")
+    ] = False,
     agents: Annotated[
         int | None, typer.Option(envvar="MOESAIC_AGENTS", min=1, max=64, help="As of up.")
     ] = None,

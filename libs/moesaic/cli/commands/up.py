@@ -91,6 +91,7 @@ def up(
         bool,
         typer.Option(
             "--offload",
+            envvar="MOESAIC_OFFLOAD",
             help="Keep experts of attention workers in files, and only a few layers of them in "
             "memory; disaggregated: for steps in which that is faster than expert workers.",
         ),

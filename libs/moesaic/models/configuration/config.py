@@ -18,7 +18,7 @@ from moesaic.models.configuration.architecture import (
 from moesaic.models.configuration.families import FAMILIES
 from moesaic.models.configuration.fields import Fields, read_json
 from moesaic.models.configuration.rope_fields import read_rope
-from moesaic.models.configuration.weight_format import read_weight_format
+from moesaic.models.configuration.weight_format import WeightFormat, read_weight_format
 
 __all__ = [
     "GroupedQueryAttention",
@@ -61,6 +61,7 @@ def _read(fields: Fields, generation: Fields, config_digest: str) -> ModelConfig
         raise fields.error(
             "head_dim", f"rotary embedding needs an even width, got {attention.rotary_dim}"
         )
+    weight_format = read_weight_format(fields)
     rope = read_rope(fields, latent=isinstance(attention, LatentAttention))
     ends = generation if generation.has("eos_token_id") else fields
     # What is added to the residual stream counts as often if the stream is divided instead, from the
@@ -80,9 +81,9 @@ def _read(fields: Fields, generation: Fields, config_digest: str) -> ModelConfig
         moe_layers=parts.moe_layers,
         dense_size=parts.dense_size,
         eos_token_ids=ends.sizes("eos_token_id"),
-        dtype=_read_dtype(fields),
+        dtype=_read_dtype(fields, weight_format),
         config_digest=config_digest,
-        weight_format=read_weight_format(fields),
+        weight_format=weight_format,
         embedding_multiplier=parts.embedding_multiplier / added,
         logits_scaling=parts.logits_scaling,
     )
@@ -93,9 +94,9 @@ def _refuse_unsupported(fields: Fields) -> None:
         raise fields.error("per_layer_config", "layers of several shapes are not supported")
 
 
-def _read_dtype(fields: Fields) -> Dtype:
-    if not fields.has("dtype"):
-        return "float32"
+def _read_dtype(fields: Fields, weight_format: WeightFormat | None) -> Dtype:
+    if not fields.has("dtype"):  # as gpt-oss: what is not codes there is bfloat16
+        return "bfloat16" if weight_format else "float32"
     return cast(Dtype, fields.choice("dtype", get_args(Dtype)))
 
 

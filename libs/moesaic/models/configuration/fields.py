@@ -147,6 +147,15 @@ class Fields:
             raise self.error(name, f"expected an object, got {value!r}")
         return dict(value or {})
 
+    def texts(self, name: str) -> tuple[str, ...]:
+        """Return the texts of a list, or the names of a group; of anything else none, for this is a hint."""
+        found = self._find(name)
+        return (
+            tuple(each for each in found if isinstance(each, str))
+            if isinstance(found, list | dict)
+            else ()
+        )
+
     def under(self, name: str, values: Mapping[str, Any]) -> "Fields":
         """Return ``values`` as the fields of the object ``name``."""
         return Fields(self._file, values, f"{self._prefix}{name}.")

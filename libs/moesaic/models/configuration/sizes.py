@@ -5,7 +5,7 @@
 #              logits of the sequences that get a token, and a copy.
 """Bytes of weights, of KV and of steps of a model, from its configuration."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from moesaic.kernels.held_bytes import Dtype, Quantization, WeightForm, held_bytes
@@ -116,12 +116,14 @@ def weight_bytes(config: ModelConfig, numbers: Numbers) -> WeightBytes:
     shared = _mlp(config, moe.shared_expert_size, numbers)
     if moe.shared_expert_gated:
         shared += numbers.matrix(1, hidden, quantised=False)
+    plain = config.weight_format is not None and not config.weight_format.attention
+    of_attention = replace(numbers, codes=None) if plain else numbers
     of_gate = Numbers("float32" if moe.float32_gate else numbers.dtype, on_cpu=numbers.on_cpu)
     table = numbers.table(config.vocab_size, hidden)
     return WeightBytes(
         embedding=table,
         head=0 if config.tie_word_embeddings else table,
-        attention=config.num_layers * _attention(config, numbers),
+        attention=config.num_layers * _attention(config, of_attention),
         dense=(config.num_layers - sparse) * _mlp(config, config.dense_size, numbers),
         shared=sparse * shared,
         gates=sparse * of_gate.matrix(moe.num_experts, hidden),

@@ -1,7 +1,7 @@
 """The format of weights that are published quantised: ``quantization_config`` in ``config.json``. Needs no torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from moesaic.kernels.held_bytes import WeightForm
@@ -11,6 +11,12 @@ Layout = Literal["fp8", "mxfp4", "awq", "gptq", "pack-quantized"]
 
 HELD_GROUPS = (128, 64, 32)  # inputs that share a scale in memory; any other group is a run of them
 _FIELD = "quantization_config"
+_LEFT_OUT = (
+    "modules_to_not_convert",
+    "ignored_layers",
+    "ignore",
+    "dynamic",
+)  # modules that stay numbers
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,7 @@ class WeightFormat:
         zeros: each group has a code of zero of its own, else it is the middle one.
         zero_offset: added to the stored codes of zero.
         ordered: the files say of each input which group it is in.
+        attention: its matrices are quantised, as far as the configuration says; for estimates, since the files decide.
     """
 
     layout: Layout
@@ -36,6 +43,7 @@ class WeightFormat:
     zeros: bool = False
     zero_offset: int = 0
     ordered: bool = False
+    attention: bool = True
 
     @property
     def held(self) -> WeightForm | None:
@@ -68,7 +76,9 @@ def read_weight_format(fields: Fields) -> WeightFormat | None:
     if not fields.has(_FIELD):
         return None
     own = fields.under(_FIELD, fields.group(_FIELD))
-    return _READERS[own.choice("quant_method", tuple(_READERS))](own)
+    found = _READERS[own.choice("quant_method", tuple(_READERS))](own)
+    left_out = [name for field in _LEFT_OUT for name in own.texts(field)]
+    return replace(found, attention=not any("attn" in name for name in left_out))
 
 
 def _read_fp8(fields: Fields) -> WeightFormat:
