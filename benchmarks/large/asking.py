@@ -1,4 +1,4 @@
-"""What people ask a model besides greedy answers of a length: many sampled streams, and a chat without a limit."""
+"""Requests besides greedy answers of a length: many sampled streams, and a chat without a limit."""
 
 import json
 import time
