@@ -11,12 +11,8 @@ Layout = Literal["fp8", "mxfp4", "awq", "gptq", "pack-quantized"]
 
 HELD_GROUPS = (128, 64, 32)  # inputs that share a scale in memory; any other group is a run of them
 _FIELD = "quantization_config"
-_LEFT_OUT = (
-    "modules_to_not_convert",
-    "ignored_layers",
-    "ignore",
-    "dynamic",
-)  # modules that stay numbers
+# Fields with the names of modules that stay numbers.
+_LEFT_OUT = ("modules_to_not_convert", "ignored_layers", "ignore", "dynamic")
 
 
 @dataclass(frozen=True)
