@@ -1,8 +1,10 @@
 """Experts come from peers if any has them as they should be, else from the checkpoint."""
 
 import asyncio
+import gc
+import socket
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +28,7 @@ from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.telemetry.metrics import snapshot
 from moesaic.transport.frame import Frame, FrameKind
 from moesaic.transport.inprocess import Hub, InProcessNetwork
+from moesaic.transport.ucx.network import UcxNetwork
 
 CPU, FP32 = torch.device("cpu"), torch.float32
 NUM_EXPERTS, LAYERS = 8, [0, 1, 2]
@@ -166,6 +169,59 @@ async def test_a_peer_that_is_gone_is_asked_once_and_the_checkpoint_read(tiny_mo
         result, pulled = await a.prepare(placement(2, [a, b], [4, 5], [0, 1]), serving)
 
         assert (result.loaded, pulled) == (6, 0)
+
+
+@pytest.fixture
+def no_collections() -> Iterator[None]:
+    """No garbage is collected; it may come to that late, and what nobody has must be free before."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collections")
+async def test_a_peer_that_hangs_does_not_keep_the_experts_of_an_epoch_that_is_gone(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moesaic.experts.pull.loader.DIAL_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("moesaic.experts.epochs.RETIRE_AFTER_S", 0.0)
+    async with pair(tiny_model) as (a, b, _):
+        with socket.create_server(("127.0.0.1", 0)) as silent:  # as one of a stopped process
+            b.address = f"127.0.0.1:{silent.getsockname()[1]}"
+            network = UcxNetwork("a", "expert", b"secret", PULL_LIMITS, "tcp")
+            a.peers = ExpertPeers(network, "a", a.layout, a.config.digest, CPU)
+            serving = placement(1, [a, b], [0, 1, 2, 3], [4, 5, 6, 7])
+            on_one_thread = LoadPace(0.99)  # then the frames of pulls go back to those that prepare
+            after = placement(2, [a, b], [4, 5], [0, 1])
+            result, pulled = await a.prepare(after, serving, on_one_thread)
+            await network.close()
+        a.host.epochs.commit(2)
+        a.host.retire()
+
+        assert (result.loaded, pulled) == (6, 0)
+        assert a.host.epochs.resident_bytes == 6 * a.size
+
+
+@pytest.mark.usefixtures("no_collections")
+async def test_garbage_is_collected_before_experts_are_refused_for_want_of_memory(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moesaic.experts.epochs.RETIRE_AFTER_S", 0.0)
+    async with pair(tiny_model) as (a, b, _):
+        host = a.host
+        host.limit_memory(12 * a.size)
+        table = SimpleNamespace(held=host.epochs.tables[0])
+        table.itself = table
+        del table
+        host.prepare(placement(2, [a, b], [], list(range(NUM_EXPERTS))))
+        host.epochs.commit(2)
+        host.retire()
+        assert host.epochs.resident_bytes == 12 * a.size
+
+        host.prepare(placement(3, [a, b], [4, 5], list(range(NUM_EXPERTS))))
+
+        assert host.epochs.resident_bytes == 6 * a.size
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Brings the experts of a placement into the slots of one worker."""
 
+import gc
 from collections.abc import Sequence
 
 from moesaic.errors import InvalidInput, PlacementInfeasible
@@ -120,6 +121,14 @@ class PlacementLoader:
 
     def _require_memory(self, missing: Sequence[ExpertKey]) -> None:
         rest = len(missing) - len(self._kept)
-        needed = self._epochs.resident_bytes + rest * self._files.expert_bytes
-        if rest and 0 < self.max_expert_bytes < needed:
-            raise PlacementInfeasible(rest, needed - self.max_expert_bytes)
+        if self._beyond_bytes(rest) > 0:
+            gc.collect()  # frames of an error may still refer to experts of an epoch that is gone
+            if (beyond_bytes := self._beyond_bytes(rest)) > 0:
+                raise PlacementInfeasible(rest, beyond_bytes)
+
+    def _beyond_bytes(self, count: int) -> int:
+        """Bytes that ``count`` more experts would take beyond the memory there is; 0 or less: they fit."""
+        if not count or not self.max_expert_bytes:
+            return 0
+        needed = self._epochs.resident_bytes + count * self._files.expert_bytes
+        return needed - self.max_expert_bytes

@@ -130,10 +130,13 @@ class Pulling:
         packed = self._zeros(layout.nbytes)
         try:
             digests = self._pull(holder, layer, expert, packed)
-        except DamagedExpert as error:
-            self._refuse("damaged", holder, layer, expert, str(error))
-            return None
         except MoesaicError as error:
+            # The event loop's timers keep it until garbage is collected: it must not keep this thread's frames,
+            # which have the experts of epochs that may be freed before.
+            error.__traceback__ = None
+            if isinstance(error, DamagedExpert):
+                self._refuse("damaged", holder, layer, expert, str(error))
+                return None
             self._pace.check()
             if not isinstance(
                 error, ExpertUnavailable
