@@ -2,6 +2,7 @@
 #include "compute/pool.h"
 
 enum { BLOCK = 96 };  // rows that are multiplied with a panel while it is in the cache
+enum { RUNS = 8 };    // of panels, for each thread
 
 struct product {
     const struct matrix *matrices;
@@ -46,8 +47,10 @@ EXPORT void linear(const struct matrix *matrices, int64_t heads, const float *x,
                    int64_t x_head_stride, int64_t count, float *out, int64_t out_stride,
                    int64_t out_head_stride, uint8_t *scratch, int threads) {
     const int64_t panels = num_panels(matrices), blocks = (count + BLOCK - 1) / BLOCK;
-    // Of few rows, threads share the weights; of many, the rows.
-    const int64_t parts = heads * blocks >= 4 * threads ? 1 : panels;
+    // Of few rows, threads share the weights, and of one tile in runs: memory sets the pace, and gives what lies
+    // side by side sooner. Of many, they share the rows.
+    const int64_t runs = count <= TILE_ROWS && panels > RUNS * threads ? RUNS * threads : panels;
+    const int64_t parts = heads * blocks >= 4 * threads ? 1 : runs;
     struct product p = {.matrices = matrices,
                         .x = x,
                         .out = out,

@@ -202,6 +202,9 @@ INLINE void tile_fp8(const int count, const float *x, int64_t stride, const stru
 #define UNROLL(n)
 #endif
 
+// Bytes of codes, where memory sets the pace: a processor by itself reads ahead to the end of a page at most.
+enum { AHEAD = 2048 };
+
 // One block of inputs: sums of 16 bits have room for 8 steps of codes, and for 4 of levels.
 INLINE void add_block(const int levelled, const int count, const uint8_t *x, int64_t stride,
                       const uint8_t *codes, const uint8_t *levels,
@@ -213,6 +216,7 @@ INLINE void add_block(const int levelled, const int count, const uint8_t *x, int
         UNROLL(4)
         for (int step = 0; step < STEPS; step++) {
             ivec weights[TILE_VECTORS];
+            if (count < TILE_ROWS && !high) __builtin_prefetch(codes + step * PANEL * 4 + AHEAD);
             UNROLL(4)
             for (int v = 0; v < TILE_VECTORS; v++) {
                 const uint8_t *from = codes + (step * PANEL + v * LANES) * 4;
