@@ -1,6 +1,6 @@
 """The promises of every network and link; engines do not know which one carries their frames."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Protocol, runtime_checkable
 
 from moesaic.errors import MoesaicError
@@ -96,6 +96,15 @@ class Network(Protocol):
 
     async def linked(self) -> None:
         """Wait until no handshake is under way."""
+        ...
+
+    @property
+    def served_peers(self) -> list[str]:
+        """Worker ids of the peers that this network serves now, sorted."""
+        ...
+
+    async def all_left(self, besides: Collection[str] = ()) -> None:
+        """Wait until this network serves no peer but those with worker ids in ``besides``."""
         ...
 
     async def close(self) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import hmac
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from moesaic.errors import DeadlineExceeded, InvalidInput, MoesaicError, PeerLost
 from moesaic.transport.contract import Handler, Link
@@ -88,6 +88,15 @@ class InProcessNetwork:
     ) -> list[Frame | MoesaicError]:
         """See ``Network.exchange``."""
         return await self._links.exchange(calls, deadline_s)
+
+    @property
+    def served_peers(self) -> list[str]:
+        """See ``Network.served_peers``."""
+        return self._links.served_peers
+
+    async def all_left(self, besides: Collection[str] = ()) -> None:
+        """See ``Network.all_left``."""
+        await self._links.all_left(besides)
 
     async def close(self) -> None:
         """See ``Network.close``."""

@@ -169,11 +169,11 @@ class UcxNetwork:
 
     @property
     def served_peers(self) -> list[str]:
-        """Worker ids of the peers that this network serves now, sorted."""
+        """See ``Network.served_peers``."""
         return self._links.served_peers
 
     async def all_left(self, besides: Collection[str] = ()) -> None:
-        """Wait until this network serves no peer but those with worker ids in ``besides``."""
+        """See ``Network.all_left``."""
         await self._links.all_left(besides)
 
     async def close(self) -> None:
