@@ -1,12 +1,14 @@
 """Expert hosts and a dispatcher in one process."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 import torch
+from prometheus_client import Counter
+from torch import Tensor
 
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
@@ -17,17 +19,46 @@ from moesaic.messages.rung import Rung
 from moesaic.messages.scheduling import ExpertScheduling
 from moesaic.messages.wire import WireDtype
 from moesaic.models.configuration.config import load_config
-from moesaic.models.layers.gate import Gate
+from moesaic.models.layers.gate import load_gates
 from moesaic.models.weights.checkpoint import Checkpoint
-from moesaic.transport.frame import FrameLimits
+from moesaic.transport.contract import Handler
+from moesaic.transport.frame import Frame, FrameLimits
 from moesaic.transport.inprocess import Hub, InProcessNetwork
 
 CPU, FP32 = torch.device("cpu"), torch.float32
 NUM_EXPERTS, NUM_LAYERS = 8, 3
+TIMEOUT_S = 60.0  # names a hang; nothing here takes a hundredth of it on an idle machine
+
+
+def value_of(counter: Counter, *labels: str) -> float:
+    """The value of a counter now."""
+    series = counter.labels(*labels) if labels else counter
+    samples = (sample for metric in series.collect() for sample in metric.samples)
+    return next(sample.value for sample in samples if sample.name.endswith("_total"))
+
+
+async def until(holds: Callable[[], object]) -> None:
+    """Wait for a condition of this process; the test's own timeout is the limit."""
+    while not holds():
+        await asyncio.sleep(0.005)
+
+
+class CrookedCheckpoint(Checkpoint):
+    """A model whose gate of layer 1 prefers the experts that the true one chooses last."""
+
+    def read(self, name: str, *how: Any) -> Tensor:
+        found = super().read(name, *how)
+        return -found if name == "model.layers.1.mlp.gate.weight" else found
 
 
 class Cluster:
-    """Expert hosts behind in-process networks, one routed dispatcher, and the local one as the reference."""
+    """Expert hosts behind in-process networks, one routed dispatcher, and the local one as the reference.
+
+    Attributes:
+        answers: what each worker serves requests by, from now on.
+    """
+
+    listens_on = "memory"
 
     def __init__(
         self,
@@ -40,25 +71,32 @@ class Cluster:
         dtype: torch.dtype = FP32,
         where: torch.device = CPU,
         rung: Rung | None = None,
+        crooked: Collection[int] = (),
     ) -> None:
+        """Workers in ``crooked`` choose other experts than they should, at layer 1."""
         self.where, self.rung = where, rung or Rung()
         self.config, self.checkpoint = load_config(model.directory), Checkpoint(model.directory)
         self.hub, self.limits = Hub(), FrameLimits.of_hidden_size(self.config.hidden_size)
         self.hosts = [
-            ExpertHost(self.checkpoint, self.config, f"expert-{n}", slots, dtype, where)
+            ExpertHost(
+                CrookedCheckpoint(model.directory) if n in crooked else self.checkpoint,
+                self.config,
+                f"expert-{n}",
+                slots,
+                dtype,
+                where,
+            )
             for n in range(num_workers)
         ]
-        self.networks = [self._network(host.epochs._worker_id) for host in self.hosts]
-        self.addresses: list[str] = []
-        gates = {
-            layer: Gate.load(self.checkpoint, self.config, layer, dtype, where)
-            for layer in self.config.moe_layers
-        }
-        self.client = self._network("attention-0")
+        self.answers: list[Handler] = [host.answer for host in self.hosts]
+        self.networks = [self.network(f"expert-{n}") for n in range(num_workers)]
+        self.addresses = [""] * num_workers
+        self.gates = load_gates(self.checkpoint, self.config, dtype, where)
+        self.client = self.network("attention-0")
         self.routed = RoutedDispatcher(
             self.client,
-            gates,
-            2.0,
+            self.gates,
+            TIMEOUT_S,
             scheduling,
             deterministic=deterministic,
             wire=wire,
@@ -67,8 +105,29 @@ class Cluster:
         self.local = LocalDispatcher(self.checkpoint, self.config, dtype, where)
         self.local.adopt(self.local.rungs.load(rung) if rung else None)
 
-    def _network(self, worker_id: str) -> InProcessNetwork:
+    def network(self, worker_id: str) -> Any:
+        """A network to the others."""
         return InProcessNetwork(worker_id, b"secret", self.limits, self.hub)
+
+    async def listen(self, n: int) -> None:
+        """Let a worker serve, over the network that it has now."""
+
+        def answer(request: Frame) -> Any:
+            return self.answers[n](request)
+
+        self.addresses[n] = await self.networks[n].listen(self.listens_on, 0, answer)
+
+    async def restart(self, n: int) -> None:
+        """Give a worker whose network is closed another one, and another address."""
+        self.networks[n] = self.network(f"expert-{n}")
+        await self.listen(n)
+
+    async def all_linked(self, epoch: int) -> None:
+        """Wait for every worker: with replicas a step could begin with fewer, and add up in another order."""
+        workers = len(self.networks)
+        await until(
+            lambda: (r := self.routed.route_of(epoch)) is not None and len(r.live) == workers
+        )
 
     def placement(self, epoch: int, *slots: list[int]) -> Placement:
         """The same slots in every layer; united experts follow the own ones."""
@@ -102,7 +161,7 @@ class Cluster:
 
     async def check(self, rows: int = 7) -> int:
         """Compare every layer; returns the epoch it ran under."""
-        await asyncio.wait_for(self.routed.reachable(), 5)
+        await self.routed.reachable()
         step = self.routed.begin_step()
         for layer in range(NUM_LAYERS):
             hidden = torch.randn(rows, 32, generator=torch.Generator().manual_seed(rows + layer))
@@ -115,18 +174,11 @@ class Cluster:
 
 @asynccontextmanager
 async def open_cluster(
-    model: Any,
-    num_workers: int,
-    slots: int = NUM_EXPERTS,
-    scheduling: ExpertScheduling = "aebs",
-    deterministic: bool = False,
-    wire: WireDtype = "own",
-    dtype: torch.dtype = FP32,
-    rung: Rung | None = None,
-) -> AsyncIterator[Cluster]:
-    c = Cluster(model, num_workers, slots, scheduling, deterministic, wire, dtype, rung=rung)
-    for host, network in zip(c.hosts, c.networks, strict=True):
-        c.addresses.append(await network.listen("memory", 0, host.answer))
+    model: Any, num_workers: int, *, of: type[Cluster] = Cluster, **options: Any
+) -> AsyncIterator[Any]:
+    c = of(model, num_workers, **options)
+    for n in range(num_workers):
+        await c.listen(n)
     try:
         yield c
     finally:

@@ -1,6 +1,5 @@
 """Degraded choices over expert workers: the sums and the counts of one process, to the promise of every row."""
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 
 from moesaic.brownout.split import Level
+from moesaic.dispatch.routed import routes
 from moesaic.dispatch.routed.notes import DIVERGENCES
 from moesaic.errors import ExpertUnavailable, InvalidInput
 from moesaic.experts.basis import AssignmentBasis
@@ -19,6 +19,7 @@ from moesaic.messages.rung import Rung
 from moesaic.messages.wire import WireDtype
 from moesaic.native.library import library
 from moesaic.transport.frame import Frame, FrameKind
+from tests.dispatch.conftest import until, value_of
 from tests.dispatch.routed.test_wire import dispatched, hidden, over_rings
 
 CPU = torch.device("cpu")
@@ -109,17 +110,14 @@ async def test_one_by_one_the_bits_are_those_of_one_process(cluster: Any, tiny_m
 async def test_workers_that_choose_other_experts_are_overruled_once_and_counted_once(
     cluster: Any, tiny_model: Any
 ) -> None:
-    async with cluster(tiny_model, 2, slots=12, rung=PAIRS) as c:
+    async with cluster(tiny_model, 2, slots=12, rung=PAIRS, crooked=[1]) as c:
         c.put_in_force(c.placement(1, *HALVES))
-        crooked = c.hosts[1]._answers._gates[1]
-        straight = crooked._linear
-        crooked._linear = lambda x: -straight(x)
-        before = DIVERGENCES._value.get()
+        before = value_of(DIVERGENCES)
         rows, there, here = hidden(40), promises(40), promises(40)
 
         got = await dispatched(c, rows, 1, there)
 
-        assert DIVERGENCES._value.get() == before + 1
+        assert value_of(DIVERGENCES) == before + 1
         expected = await in_one_process(c, rows, 1, here)
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
         assert torch.equal(there.settle(), here.settle())
@@ -215,7 +213,7 @@ async def test_experts_of_a_lost_worker_are_served_by_united_ones(
         await c.networks[1].close()
         with pytest.raises(ExpertUnavailable):
             await dispatched(c, rows, 1)
-        await asyncio.wait_for(c.routed.reachable(), 5)
+        await c.routed.reachable()
         step = c.routed.begin_step()
 
         promised = PromisedRows((Level(1.0),), [0] * 30)
@@ -224,28 +222,28 @@ async def test_experts_of_a_lost_worker_are_served_by_united_ones(
         assert step.has_lost
         # United experts are missing as well, those of groups that are there.
         assert step.rung is None
-        gone = (c.routed._gates[1](rows)[1] >= 4).sum(dim=1)
+        gone = (c.gates[1](rows)[1] >= 4).sum(dim=1)
         assert torch.equal(promised.settle()[0], gone.int())
         assert torch.equal(got[gone == 0], whole[gone == 0])
         c.routed.end_step(step)
 
 
 async def test_a_placement_that_has_every_expert_is_better_than_united_ones(
-    cluster: Any, tiny_model: Any
+    cluster: Any, tiny_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The newest placement lacks a worker, the one before does not need it."""
+    monkeypatch.setattr(routes, "STAND_IN_AFTER_S", 0.0)
+    monkeypatch.setattr(routes, "PLAN_EVERY_S", 0.0)
     async with cluster(tiny_model, 2, slots=16, rung=PAIRS) as c:
         c.put_in_force(c.placement(1, [*range(12)], [0, 1]))
         rows = hidden(30)
         whole = await dispatched(c, rows, 1)
         await c.networks[1].close()
-        while c.routed._routes.current.live != (0,):
-            await asyncio.sleep(0.01)
+        await until(lambda: c.routed.route_of(1).live == (0,))
         c.put_in_force(c.placement(2, *HALVES))
 
         for _ in range(3):
-            await asyncio.sleep(0.2)  # united experts might stand in by now
-            await asyncio.wait_for(c.routed.reachable(), 5)
+            await c.routed.reachable()
             step = c.routed.begin_step()
             assert (step.epoch, step.has_lost) == (1, False)
             c.routed.end_step(step)

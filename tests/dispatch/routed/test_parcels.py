@@ -2,8 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,10 +12,20 @@ from torch import Tensor
 from moesaic.dispatch.routed.notes import DIVERGENCES
 from moesaic.experts import answering
 from moesaic.experts.frames import layer_request
+from moesaic.experts.host import ExpertHost
 from moesaic.transport import links, served
+from moesaic.transport.contract import Handler
 from moesaic.transport.frame import Frame
 from moesaic.transport.ucx.network import UcxNetwork
-from tests.dispatch.conftest import CPU, FP32, NUM_LAYERS, Cluster
+from tests.dispatch.conftest import (
+    CPU,
+    FP32,
+    NUM_LAYERS,
+    TIMEOUT_S,
+    Cluster,
+    open_cluster,
+    value_of,
+)
 
 EVERYTHING = list(range(8))
 HALVES = [[0, 1, 2, 3], [4, 5, 6, 7]]
@@ -25,36 +34,34 @@ DOUBLED = [EVERYTHING, EVERYTHING]
 
 
 class ParcelCluster(Cluster):
-    """Expert hosts behind UCX; those named in ``without`` know no parcels."""
+    """Expert hosts behind UCX; those named in ``without`` know no parcels.
 
+    Attributes:
+        seen: parcels of each request that came to a host, and of its reply.
+    """
+
+    listens_on = "127.0.0.1"
     transports: Any = "tcp"
     device = CPU
     without: tuple[str, ...] = ()
 
-    def _network(self, worker_id: str) -> Any:
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.seen: list[tuple[int, int]] = []
+        self.answers = [self._noting(host) for host in self.hosts]
+
+    def network(self, worker_id: str) -> Any:
         device = None if worker_id in self.without else self.device
         secret = b"secret"
         return UcxNetwork(worker_id, "expert", secret, self.limits, self.transports, device=device)
 
-
-@asynccontextmanager
-async def parcel_cluster(cls: type[ParcelCluster], *args: Any, **kw: Any) -> AsyncIterator[Any]:
-    c = cls(*args, **kw)
-    c.seen = []  # type: ignore[attr-defined]
-    for host, network in zip(c.hosts, c.networks, strict=True):
-
-        def answer(request: Frame, host: Any = host) -> Frame:
-            reply: Frame = host.answer(request)
-            c.seen.append((request.parcels, reply.parcels))  # type: ignore[attr-defined]
+    def _noting(self, host: ExpertHost) -> Handler:
+        def answer(request: Frame) -> Frame:
+            reply = host.answer(request)
+            self.seen.append((request.parcels, reply.parcels))
             return reply
 
-        c.addresses.append(await network.listen("127.0.0.1", 0, answer))
-    try:
-        yield c
-    finally:
-        await c.routed.close()
-        for network in (c.client, *c.networks):
-            await network.close()
+        return answer
 
 
 def cluster_of(kind: str, *without_parcels: str) -> type[ParcelCluster]:
@@ -70,20 +77,13 @@ def hidden(rows: int, seed: int, dtype: torch.dtype) -> Tensor:
     return made.to(dtype)
 
 
-async def all_linked(c: Any, num_workers: int) -> None:
-    """Wait for every worker: with replicas a step could begin with fewer, and add up in another order."""
-    await c.routed.reachable()
-    while len(c.routed._routes.current.live) < num_workers:
-        await asyncio.sleep(0.005)
-
-
 async def sums(c: Any, slots: list[list[int]], dtype: torch.dtype) -> list[Tensor]:
     """The sums of some batches; two of each layer are under way at once, unless they have replicas.
 
     Which of these computes depends on loads, so on whose reply comes first.
     """
     c.put_in_force(c.placement(1, *slots))
-    await asyncio.wait_for(all_linked(c, len(slots)), 5)
+    await c.all_linked(1)
     step = c.routed.begin_step()
     found: list[Tensor] = []
     for layer in range(NUM_LAYERS):
@@ -115,7 +115,7 @@ async def test_sums_have_the_bits_of_whole_frames(
     async with cluster(tiny_model, len(slots), **options) as c:
         expected = await sums(c, slots, dtype)
 
-    async with parcel_cluster(cluster_of(kind), tiny_model, len(slots), **options) as c:
+    async with open_cluster(tiny_model, len(slots), of=cluster_of(kind), **options) as c:
         found = await sums(c, slots, dtype)
 
     assert set(c.seen) == {(1, 1)}
@@ -130,30 +130,26 @@ async def test_one_worker_without_parcels_is_sent_whole_frames_and_so_are_the_ot
     async with cluster(tiny_model, 2) as c:
         expected = await sums(c, HALVES, FP32)
 
-    async with parcel_cluster(cluster_of("tcp", "expert-1"), tiny_model, 2) as c:
+    async with open_cluster(tiny_model, 2, of=cluster_of("tcp", "expert-1")) as c:
         found = await sums(c, HALVES, FP32)
 
     assert set(c.seen) == {(0, 0)}
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
 
-async def test_workers_that_disagree_are_asked_again_with_parcels(
-    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with parcel_cluster(cluster_of("tcp"), tiny_model, 2) as c:
+async def test_workers_that_disagree_are_asked_again_with_parcels(tiny_model: Any) -> None:
+    async with open_cluster(tiny_model, 2, of=cluster_of("tcp"), crooked=[1]) as c:
         c.put_in_force(c.placement(1, *HALVES))
-        gate = c.hosts[1]._answers._gates[1]
-        c.hosts[1]._answers._gates = {**c.hosts[1]._answers._gates, 1: lambda rows: gate(-rows)}
-        before = DIVERGENCES._value.get()
+        before = value_of(DIVERGENCES)
 
         rows = hidden(5, 0, FP32)
-        await asyncio.wait_for(c.routed.reachable(), 5)
+        await c.routed.reachable()
         step = c.routed.begin_step()
         found = await c.routed.dispatch(step, 1, rows)
         c.routed.end_step(step)
 
         expected = await c.local.dispatch(c.local.begin_step(), 1, rows)
-    assert DIVERGENCES._value.get() == before + 1
+    assert value_of(DIVERGENCES) == before + 1
     assert set(c.seen) == {(1, 1)}
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)  # sums in another order
 
@@ -169,7 +165,7 @@ async def test_each_side_waits_for_its_device_once_a_layer(
     monkeypatch.setattr(links, "settle", count("asking"))
     monkeypatch.setattr(served, "settle", count("sending an answer"))
     monkeypatch.setattr(answering, "settle", count("answering"))
-    async with parcel_cluster(cluster_of("tcp"), tiny_model, 3) as c:
+    async with open_cluster(tiny_model, 3, of=cluster_of("tcp")) as c:
         c.put_in_force(c.placement(1, *THIRDS))
         await c.check()
 
@@ -177,12 +173,12 @@ async def test_each_side_waits_for_its_device_once_a_layer(
 
 
 async def test_whoever_computes_nothing_sends_no_rows(tiny_model: Any) -> None:
-    async with parcel_cluster(cluster_of("tcp"), tiny_model, 2) as c:
-        gate = c.hosts[0]._answers._gates[0]
+    async with open_cluster(tiny_model, 2, of=cluster_of("tcp")) as c:
+        gate = c.gates[0]
         choices = ((seed, gate(hidden(1, seed, FP32))[1]) for seed in range(100))
         seed = next(seed for seed, chosen in choices if int(chosen.max()) < 4)
         c.put_in_force(c.placement(1, *HALVES))
-        await asyncio.wait_for(c.routed.reachable(), 5)
+        await c.routed.reachable()
         step = c.routed.begin_step()
         links_by_worker = step.route.links
         calls = [
@@ -200,7 +196,7 @@ async def test_whoever_computes_nothing_sends_no_rows(tiny_model: Any) -> None:
             for seq, idx in enumerate((0, 1))
         ]
 
-        replies = await c.client.exchange(calls, 5.0)
+        replies = await c.client.exchange(calls, TIMEOUT_S)
 
         c.routed.end_step(step)
     assert [len(reply.tensors[0]) for reply in replies] == [1, 0]
@@ -227,7 +223,7 @@ async def test_on_a_gpu_each_side_waits_once_a_layer(
         transports = "auto"
 
     OnGpu.device = device
-    async with parcel_cluster(OnGpu, tiny_model, 2, where=device) as c:
+    async with open_cluster(tiny_model, 2, of=OnGpu, where=device) as c:
         await sums(c, DOUBLED, FP32)  # kernels are compiled
         monkeypatch.setattr(links, "settle", allowed("asking"))
         monkeypatch.setattr(answering, "settle", allowed("answering"))

@@ -1,6 +1,7 @@
 """Routed experts answer what local experts answer, for any number of workers, any placement, and through loss."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -9,9 +10,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from moesaic.errors import ExpertUnavailable, NotReady, StaleEpoch
+from moesaic.errors import ExpertUnavailable, StaleEpoch
+from tests.dispatch.conftest import until
+from tests.dispatch.dispatcher_contract import (
+    BatchesAtOnceContract,
+    DispatcherContract,
+    Opened,
+    OwnStepsContract,
+    RemoteContract,
+    Unreached,
+)
 
-CPU, FP32 = torch.device("cpu"), torch.float32
 EVERYTHING = list(range(8))
 NUM_EXPERTS, NUM_LAYERS = 8, 3
 HALVES = [[0, 1, 2, 3], [4, 5, 6, 7]]
@@ -41,21 +50,31 @@ def test_any_placement_gives_the_sums_of_local_experts(
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("rows", [1, 2, 64, 300])
-async def test_any_number_of_rows(cluster: Any, tiny_model: Any, rows: int) -> None:
-    async with cluster(tiny_model, 2) as c:
-        c.put_in_force(c.placement(1, *HALVES))
+class TestRouted(DispatcherContract, OwnStepsContract, BatchesAtOnceContract, RemoteContract):
+    deterministic = False
 
-        assert await c.check(rows) == 1
+    @pytest.fixture
+    async def opened(self, cluster: Any, tiny_model: Any) -> AsyncIterator[Opened]:
+        async with cluster(tiny_model, 2, deterministic=self.deterministic) as c:
+            c.put_in_force(c.placement(1, *HALVES))
+            await c.routed.reachable()
+            lose = c.networks[1].close
+            yield Opened(c.routed, c.local, c.config, self.deterministic, lose, "expert-1")
+
+    @pytest.fixture
+    async def unreached(self, cluster: Any, tiny_model: Any) -> AsyncIterator[Unreached]:
+        async with cluster(tiny_model, 2, deterministic=self.deterministic) as c:
+
+            async def come() -> None:
+                c.put_in_force(c.placement(1, *HALVES))
+
+            yield Unreached(c.routed, "a placement from the scheduler", come)
 
 
-async def test_without_a_placement_nothing_begins_and_it_is_said_why(
-    cluster: Any, tiny_model: Any
-) -> None:
-    async with cluster(tiny_model, 1) as c:
-        assert c.routed.waiting_for == ["a placement from the scheduler"]
-        with pytest.raises(NotReady):
-            c.routed.begin_step()
+class TestRoutedOneByOne(TestRouted):
+    """Sums that have the bits of local ones."""
+
+    deterministic = True
 
 
 async def test_a_new_epoch_is_taken_at_the_next_step_and_the_old_one_still_answers(
@@ -102,7 +121,6 @@ async def test_a_worker_that_is_placed_no_more_loses_its_link_when_the_last_step
     cluster: Any,
     tiny_model: Any,
 ) -> None:
-    everything = list(range(NUM_EXPERTS))
     async with cluster(tiny_model, 2) as c:
         c.put_in_force(c.placement(1, *HALVES))
         await c.check()
@@ -110,14 +128,14 @@ async def test_a_worker_that_is_placed_no_more_loses_its_link_when_the_last_step
         hidden = torch.randn(2, 32)
         await c.routed.dispatch(step, 0, hidden)
 
-        c.put_in_force(c.placement(2, everything))
+        c.put_in_force(c.placement(2, EVERYTHING))
         assert c.routed.epoch == 2  # somebody looks, in the middle of the step
         for layer in range(1, NUM_LAYERS):
             await c.routed.dispatch(step, layer, hidden)
-        assert c.networks[1]._links.served_peers == ["attention-0"]
+        assert c.networks[1].served_peers == ["attention-0"]
         c.routed.end_step(step)
 
-        await c.networks[1]._links.all_left()
+        await c.networks[1].all_left()
         assert await c.check() == 2
 
 
@@ -127,7 +145,7 @@ async def test_without_steps_a_worker_that_is_placed_no_more_loses_its_link_as_w
 ) -> None:
     async with cluster(tiny_model, 3) as c:
         c.put_in_force(c.placement(1, *HALVES))
-        await asyncio.wait_for(c.routed.reachable(), 5)
+        await c.routed.reachable()
         all_three = c.placement(2, [], *HALVES)
 
         c.routed.set_placement(  # expert-0 leaves for expert-2, which has yet to be dialled
@@ -138,8 +156,8 @@ async def test_without_steps_a_worker_that_is_placed_no_more_loses_its_link_as_w
             )
         )
 
-        await c.networks[0]._links.all_left()
-        assert c.networks[2]._links.served_peers == ["attention-0"]
+        await c.networks[0].all_left()
+        assert c.networks[2].served_peers == ["attention-0"]
 
 
 async def test_an_epoch_that_no_worker_has_is_refused_and_nothing_is_computed(
@@ -161,9 +179,8 @@ async def test_an_epoch_that_no_worker_has_is_refused_and_nothing_is_computed(
 async def test_a_lost_worker_is_named_and_its_replicas_serve_the_next_step(
     cluster: Any, tiny_model: Any
 ) -> None:
-    everything = list(range(NUM_EXPERTS))
     async with cluster(tiny_model, 2) as c:
-        c.put_in_force(c.placement(1, everything, everything))
+        c.put_in_force(c.placement(1, EVERYTHING, EVERYTHING))
         await c.check()
         step = c.routed.begin_step()
         await c.networks[1].close()
@@ -183,13 +200,9 @@ async def test_without_replicas_steps_wait_until_the_worker_is_back_under_a_new_
         c.put_in_force(c.placement(1, *HALVES))
         await c.check()
         await c.networks[1].close()
-        await asyncio.sleep(0.05)
-        with pytest.raises(NotReady):
-            c.routed.begin_step()
-        assert "expert-1" in c.routed.waiting_for[0]
+        await until(lambda: c.routed.waiting_for)
 
-        c.networks[1] = c._network("expert-1")
-        c.addresses[1] = await c.networks[1].listen("memory", 0, c.hosts[1].answer)
+        await c.restart(1)
         c.put_in_force(c.placement(2, *HALVES))
 
         assert await c.check() == 2
