@@ -45,14 +45,14 @@ def fuzz_driver(folder: Path, variant: str) -> Path:
     """Compile the driver of ``tests/native/fuzz`` for a variant of processor, into ``folder``."""
     drivers = sorted((HERE / "fuzz").glob("*.c"))
     wrap = "-Wl," + ",".join(f"--wrap={name}" for name in WRAPPED)
-    return _link(folder, f"fuzz-{variant}", drivers, [*MEMORY, *VARIANTS[variant][1]], [wrap])
+    return _link(folder, f"fuzz-{variant}", drivers, [*MEMORY, *VARIANTS[variant].flags], [wrap])
 
 
 def threads_driver(folder: Path, variant: str) -> Path:
     """Compile the driver of ``tests/native/threads``."""
     drivers = sorted((HERE / "threads").glob("*.c"))
     drivers += [HERE / "fuzz" / f"{name}.c" for name in SHARED]
-    return _link(folder, f"threads-{variant}", drivers, [*RACES, *VARIANTS[variant][1]], [])
+    return _link(folder, f"threads-{variant}", drivers, [*RACES, *VARIANTS[variant].flags], [])
 
 
 def _link(

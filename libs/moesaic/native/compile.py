@@ -13,20 +13,30 @@ import sys
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
-# The features that a processor must have, the richest first. Files are named by them, so that machines of several
-# kinds can share a directory.
-VARIANTS: dict[str, tuple[frozenset[str], list[str]]] = {
-    "avx512-vnni": (
-        frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}),
-        ["-march=x86-64-v4", "-mavx512vnni"],
-    ),
-    "avx512": (
-        frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq"}),
-        ["-march=x86-64-v4"],
-    ),
-    "avx2": (frozenset({"avx2", "fma", "bmi2"}), ["-march=x86-64-v3"]),
-    "any": (frozenset(), []),
+
+class Variant(NamedTuple):
+    """One kind of processor.
+
+    Attributes:
+        features: that it must have.
+        flags: of the compiler.
+        panel: outputs of a matrix that lie side by side, as ``vector.h`` has it.
+    """
+
+    features: frozenset[str]
+    flags: list[str]
+    panel: int
+
+
+# The richest first. Files are named by them, so that machines of several kinds can share a directory.
+_AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq"})
+VARIANTS = {
+    "avx512-vnni": Variant(_AVX512 | {"avx512_vnni"}, ["-march=x86-64-v4", "-mavx512vnni"], 64),
+    "avx512": Variant(_AVX512, ["-march=x86-64-v4"], 64),
+    "avx2": Variant(frozenset({"avx2", "fma", "bmi2"}), ["-march=x86-64-v3"], 16),
+    "any": Variant(frozenset(), [], 16),
 }
 # The compiler may not fuse a product and a sum: it would do so by what surrounds them.
 _FLAGS = ["-O3", "-std=gnu11", "-ffp-contract=off", "-pthread", "-fPIC", "-fvisibility=hidden"]
@@ -66,7 +76,7 @@ def compile_into(directory: Path, variant: str) -> Path:
     compiled = [f"{source.stem}.o" for source in sources]
     with tempfile.TemporaryDirectory(dir=directory) as work:
         for arguments in (
-            [*_FLAGS, *VARIANTS[variant][1], f"-I{_SOURCES}", "-c", *map(str, sources)],
+            [*_FLAGS, *VARIANTS[variant].flags, f"-I{_SOURCES}", "-c", *map(str, sources)],
             ["-shared", "-pthread", "-o", target.name, *compiled],
         ):
             subprocess.run(
@@ -77,13 +87,25 @@ def compile_into(directory: Path, variant: str) -> Path:
 
 
 def this_variant() -> str:
-    """Return the richest variant that this processor can run."""
-    return next(name for name in VARIANTS if can_run(name))
+    """Return the variant that ``MOESAIC_KERNELS`` names, else the richest that this processor can run.
+
+    Raises:
+        UnusableSettings: this processor cannot run the variant that is named.
+    """
+    runnable = [name for name in VARIANTS if can_run(name)]
+    named = os.environ.get("MOESAIC_KERNELS") or runnable[0]
+    if named not in runnable:
+        # Imported here: images compile with this file alone.
+        from moesaic.errors import UnusableSettings
+
+        fix = f"must be one of {', '.join(runnable)} on this processor, got {named!r}"
+        raise UnusableSettings("MOESAIC_KERNELS", fix)
+    return named
 
 
 def can_run(variant: str) -> bool:
     """Return true if this processor has what ``variant`` needs."""
-    return VARIANTS[variant][0] <= _processor_flags()
+    return VARIANTS[variant].features <= _processor_flags()
 
 
 @cache
@@ -99,7 +121,7 @@ def _processor_flags() -> frozenset[str]:
 @cache
 def _name(variant: str) -> str:
     """Return a name for the compiled sources, so that no process ever loads another version."""
-    digest = hashlib.sha256(repr((_FLAGS, VARIANTS[variant][1])).encode())
+    digest = hashlib.sha256(repr((_FLAGS, VARIANTS[variant].flags)).encode())
     for source in sorted(_SOURCES.rglob("*.[ch]")):
         digest.update(source.read_bytes())
     return f"kernels-{variant}-{digest.hexdigest()[:16]}.so"

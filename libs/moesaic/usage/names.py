@@ -143,6 +143,8 @@ COMMANDS = frozenset(
         "MOESAIC_URL",
     }
 )
+# Read by every process that computes on a CPU.
+KERNELS = frozenset({"MOESAIC_KERNELS"})
 # Read by compose*.yaml, from the environment or from a file .env.
 COMPOSE = frozenset(
     {
@@ -172,7 +174,7 @@ DEVELOPMENT = frozenset(
         "MOESAIC_TEST_ENGINE",
     }
 )
-VARIABLES = SETTINGS | COMMANDS | COMPOSE | DEVELOPMENT
+VARIABLES = SETTINGS | COMMANDS | KERNELS | COMPOSE | DEVELOPMENT
 
 # Variables that Kubernetes, and Docker's links, set for a service named moesaic-something.
 _LINK = re.compile(

@@ -19,6 +19,7 @@ from moesaic.cli.machine.facts import installed_version
 from moesaic.cli.machine.ports import check_port
 from moesaic.cli.terminal.outcome import CommandError
 from moesaic.cluster.redis.child import server_programs
+from moesaic.errors import UnusableSettings
 
 GIB = 1 << 30
 SHARED_MEMORY_BYTES = 256 << 20  # room for the send and receive buffers of a few connections
@@ -108,9 +109,13 @@ def check_kernels() -> Finding:
     """Find the kernels for this processor, or compile them."""
     from moesaic.native.compile import find, this_variant
 
-    variant = this_variant()
     try:
-        return Finding("kernels", "ok", f"for {variant}, {find(variant)}")
+        variant = this_variant()
+    except UnusableSettings as error:
+        return Finding("kernels", "fail", str(error), "correct or unset it")
+    named = " (MOESAIC_KERNELS)" if os.environ.get("MOESAIC_KERNELS") else ""
+    try:
+        return Finding("kernels", "ok", f"for {variant}{named}, {find(variant)}")
     except (OSError, subprocess.SubprocessError) as error:
         detail = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1:]
         fix = "install a C compiler (Debian: apt install gcc libc6-dev); torch computes until then"
