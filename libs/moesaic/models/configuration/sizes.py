@@ -5,15 +5,14 @@
 #              logits of the sequences that get a token, and a copy.
 """Bytes of weights, of KV and of steps of a model, from its configuration."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from moesaic.kernels.held_bytes import Dtype, Quantization, WeightForm, held_bytes
 from moesaic.models.configuration.architecture import LatentAttention, ModelConfig
+from moesaic.native.compile import VARIANTS, this_variant
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-PANEL = 16  # outputs side by side, on most processors
-
 
 LEAST_KV_TOKENS = 1024
 _USUAL_KV_TOKENS = 16_384  # of a model of short contexts
@@ -30,6 +29,7 @@ class Numbers:
         on_cpu: weights are packed, activations and KV are float32.
         keep_head: embedding and head are not quantised.
         codes: the form of weights that are published quantised and held so; None: there are none.
+        panel: outputs of a packed matrix that lie side by side; those of this processor's kernels.
     """
 
     dtype: Dtype = "float32"
@@ -37,6 +37,7 @@ class Numbers:
     on_cpu: bool = True
     keep_head: bool = False
     codes: WeightForm | None = None
+    panel: int = field(default_factory=lambda: VARIANTS[this_variant()].panel)
 
     @property
     def item_bytes(self) -> int:
@@ -48,13 +49,13 @@ class Numbers:
         form = WeightForm.of(self.dtype, self.quantization if quantised else "none")
         if quantised and self.codes:
             form = self.codes
-        return held_bytes((num_out, num_in), form, PANEL if self.on_cpu else 1)
+        return held_bytes((num_out, num_in), form, self.panel if self.on_cpu else 1)
 
     def table(self, num_out: int, num_in: int) -> int:
         """Count the bytes of the embedding, or of the head."""
         rounded = self.quantization != "none" and not self.keep_head
         form = WeightForm.of(self.dtype, "int8" if rounded else "none")
-        return held_bytes((num_out, num_in), form, PANEL if self.on_cpu else 1)
+        return held_bytes((num_out, num_in), form, self.panel if self.on_cpu else 1)
 
 
 class ComputingSettings(Protocol):
@@ -118,7 +119,7 @@ def weight_bytes(config: ModelConfig, numbers: Numbers) -> WeightBytes:
         shared += numbers.matrix(1, hidden, quantised=False)
     plain = config.weight_format is not None and not config.weight_format.attention
     of_attention = replace(numbers, codes=None) if plain else numbers
-    of_gate = Numbers("float32" if moe.float32_gate else numbers.dtype, on_cpu=numbers.on_cpu)
+    of_gate = replace(numbers, dtype="float32") if moe.float32_gate else numbers
     table = numbers.table(config.vocab_size, hidden)
     return WeightBytes(
         embedding=table,
@@ -126,7 +127,7 @@ def weight_bytes(config: ModelConfig, numbers: Numbers) -> WeightBytes:
         attention=config.num_layers * _attention(config, of_attention),
         dense=(config.num_layers - sparse) * _mlp(config, config.dense_size, numbers),
         shared=sparse * shared,
-        gates=sparse * of_gate.matrix(moe.num_experts, hidden),
+        gates=sparse * of_gate.matrix(moe.num_experts, hidden, quantised=False),
         expert=_mlp(config, moe.expert_size, numbers),
     )
 
