@@ -46,7 +46,7 @@ LOOKS_AT_BROWNOUT = [
 LEADS = [
     (DOCUMENTS, "~{c}placement:* ~{c}brownout:* ~{c}scaling:* ~{c}leader:scheduler"),
     ("+srem", "%W~{c}workers"),
-    ("+xadd", "%W~{c}ctl:placement %W~{c}ctl:brownout %W~{c}ctl:scaling"),
+    ("+xadd", "%W~{c}ctl:placement %W~{c}ctl:brownout"),
     ("+xadd", "~{c}ctl:decisions %W~{c}dlq:ctl:*"),
     (STREAM, "%R~{c}ctl:activations %R~{c}ctl:profiles %R~{c}ctl:latency %R~{c}ctl:decisions"),
     (STREAM, "%R~{c}ctl:load"),

@@ -13,17 +13,17 @@ from moesaic.cluster.placements import decode_placement, encode_placement
 from moesaic.cluster.registry import Fleet
 from moesaic.cluster.rpc.statuses import errors_as_status
 from moesaic.errors import InvalidInput, NotReady, StaleEpoch
+from moesaic.messages.brownout import BrownoutPolicy
 from moesaic.messages.decisions import EVERY_LAYER, Pin, PlacementPolicy
 from moesaic.messages.placement import PlacedWorker, Placement
-from moesaic.messages.scaling import FleetShape
+from moesaic.messages.scaling import FleetShape, ScalingPolicy
 from moesaic.placement.policies import require_policy
-from moesaic.services.scheduler.brownout import BrownoutStore
 from moesaic.services.scheduler.log import DecisionLog
 from moesaic.services.scheduler.loop import PlacementLoop
-from moesaic.services.scheduler.planning.policy_store import PolicyStore
 from moesaic.services.scheduler.planning.traffic import TrafficFeed
 from moesaic.services.scheduler.scaling.controller import ScalingController
-from moesaic.services.scheduler.scaling.store import ScalingStore
+from moesaic.services.scheduler.scaling.wishes import WishStore
+from moesaic.services.scheduler.stored_policy import StoredPolicy
 from moesaic.services.scheduler.wire import (
     decode_brownout,
     decode_pin,
@@ -55,11 +55,12 @@ class Parts:
     fleet: Fleet
     view: PlacementView
     loop: PlacementLoop
-    policies: PolicyStore
+    policies: StoredPolicy[PlacementPolicy]
     decisions: DecisionLog
     feed: TrafficFeed
-    brownout: BrownoutStore
-    scaling_store: ScalingStore
+    brownout: StoredPolicy[BrownoutPolicy]
+    scaling_policy: StoredPolicy[ScalingPolicy]
+    wishes: WishStore
     scaling: ScalingController
 
 
@@ -179,7 +180,7 @@ class SchedulerAdmin(scheduler_pb2_grpc.SchedulerServiceServicer):
             parts = self._opened()
             parts.loop.require_lead()
             changes = decode_brownout(request.policy)
-            after = await parts.brownout.change(lambda before: replace(before, **changes))
+            after = await parts.brownout.change(lambda before: replace(before, **changes).checked())
             return pb.SetBrownoutResponse(policy=encode_brownout(after))
 
     async def GetBrownout(
@@ -209,7 +210,7 @@ class SchedulerAdmin(scheduler_pb2_grpc.SchedulerServiceServicer):
             decision_id = await self._finished(
                 parts.scaling.order(wanted, reason, keep_mode=request.keep_mode)
             )
-            return pb.ScaleResponse(decision_id=decision_id, mode=parts.scaling_store.policy.mode)
+            return pb.ScaleResponse(decision_id=decision_id, mode=parts.scaling_policy.current.mode)
 
     async def SetScaling(
         self, request: pb.SetScalingRequest, context: _Context
@@ -219,7 +220,9 @@ class SchedulerAdmin(scheduler_pb2_grpc.SchedulerServiceServicer):
             parts = self._opened()
             parts.loop.require_lead()
             changes = decode_scaling_policy(request.policy)
-            after = await parts.scaling_store.change(lambda before: replace(before, **changes))
+            after = await parts.scaling_policy.change(
+                lambda before: replace(before, **changes).checked()
+            )
             return pb.SetScalingResponse(policy=encode_scaling_policy(after))
 
     async def GetScaling(
@@ -229,17 +232,18 @@ class SchedulerAdmin(scheduler_pb2_grpc.SchedulerServiceServicer):
         async with errors_as_status(context):
             parts = self._opened()
             await parts.decisions.refresh()
-            await parts.scaling_store.look()
+            await parts.scaling_policy.look()
+            await parts.wishes.look()
             count = min(request.limit or _USUAL_DECISIONS, _MOST_DECISIONS)
-            store, scaling = parts.scaling_store, parts.scaling
+            wish, scaling = parts.wishes.wish, parts.scaling
             bounds, trouble = await scaling.bounds()
             return pb.GetScalingResponse(
-                policy=encode_scaling_policy(store.policy),
+                policy=encode_scaling_policy(parts.scaling_policy.current),
                 actuator=scaling.actuator,
                 shape=encode_shape(scaling.shape),
                 least=encode_shape(bounds.least) if bounds else None,
                 most=encode_shape(bounds.most) if bounds else None,
-                wish=encode_wish(store.wish) if store.wish else None,
+                wish=encode_wish(wish) if wish else None,
                 trouble=trouble,
                 decisions=map(encode_scaling_decision, parts.decisions.recent_scaling(count)),
             )

@@ -40,12 +40,12 @@ from moesaic.services.scheduler.log import DecisionLog
 from moesaic.services.scheduler.measuring import measure, measure_sites
 from moesaic.services.scheduler.pinning import Pinning
 from moesaic.services.scheduler.planning.planner import PlacementPlan, Planner
-from moesaic.services.scheduler.planning.policy_store import PolicyStore
 from moesaic.services.scheduler.planning.site_planner import MigrationTerms, SitePlanner
 from moesaic.services.scheduler.planning.site_profiles import SiteProfiles
 from moesaic.services.scheduler.planning.timing import PlanTimer
 from moesaic.services.scheduler.planning.traffic import TrafficFeed
 from moesaic.services.scheduler.settings import SchedulerSettings
+from moesaic.services.scheduler.stored_policy import StoredPolicy
 from moesaic.services.scheduler.turns import PlacementTurns
 
 log = structlog.get_logger()
@@ -71,7 +71,7 @@ class PlacementLoop:
         view: PlacementView,
         leadership: Leadership,
         epochs: EpochStore,
-        policies: PolicyStore,
+        policies: StoredPolicy[PlacementPolicy],
         feed: TrafficFeed,
         profiles: SiteProfiles,
         decisions: DecisionLog,
@@ -194,7 +194,7 @@ class PlacementLoop:
             return
         await self._epochs.agree()
         await self._placer.learn()
-        await self._policies.refresh()
+        await self._policies.keep()
         if not self._closed:
             await self._log.close(self._view.epoch)
             self._closed = True

@@ -6,27 +6,29 @@ from functools import partial
 import structlog
 
 from moesaic.cluster.background import background
+from moesaic.cluster.brownout_view import POLICY, STREAM
 from moesaic.cluster.leadership import leadership
 from moesaic.cluster.lifecycle import run_service, stop_event
 from moesaic.cluster.placement_view import PlacementView, watch_placement
 from moesaic.cluster.registry import tidy_index, watch_fleet
 from moesaic.cluster.rpc.server import ServiceStatus
 from moesaic.cluster.service import introduce, service
-from moesaic.messages.brownout import BrownoutPolicy
+from moesaic.messages.brownout import BrownoutHint, BrownoutPolicy
+from moesaic.messages.decisions import PlacementPolicy
 from moesaic.services.scheduler.admin import Parts, SchedulerAdmin
-from moesaic.services.scheduler.brownout import BrownoutFeed, BrownoutStore
+from moesaic.services.scheduler.brownout import BrownoutFeed
 from moesaic.services.scheduler.epochs.store import EpochStore
 from moesaic.services.scheduler.log import DecisionLog
 from moesaic.services.scheduler.loop import PlacementLoop
-from moesaic.services.scheduler.planning.policy_store import PolicyStore
 from moesaic.services.scheduler.planning.site_profiles import SiteProfiles
 from moesaic.services.scheduler.planning.traffic import TrafficFeed
 from moesaic.services.scheduler.scaling.actuators.registry import ACTUATORS, ActuatorParts
 from moesaic.services.scheduler.scaling.controller import ScalingController, ScalingParts
 from moesaic.services.scheduler.scaling.feed import LoadFeed
 from moesaic.services.scheduler.scaling.predictor import FleetPredictor
-from moesaic.services.scheduler.scaling.store import ScalingStore
+from moesaic.services.scheduler.scaling.wishes import WishStore
 from moesaic.services.scheduler.settings import SchedulerSettings
+from moesaic.services.scheduler.stored_policy import PLACEMENT, SCALING, StoredPolicy
 from moesaic.v1 import scheduler_pb2_grpc
 
 log = structlog.get_logger()
@@ -45,8 +47,17 @@ async def serve(settings: SchedulerSettings) -> None:
         view, fleet = await enter(watch_placement(bus)), await enter(watch_fleet(bus))
         leader = await enter(leadership(bus, "scheduler", identity.worker_id, process.generation))
         epochs, decisions = EpochStore(bus, leader, view), DecisionLog(bus)
-        policies = PolicyStore(bus, epochs, settings.placement_policy)
-        brownout = BrownoutStore(bus, epochs, leader, BrownoutPolicy(mode=settings.brownout))
+        placement_policy = PlacementPolicy(policy=settings.placement_policy, source="start")
+        policies = StoredPolicy(bus, epochs, leader, PLACEMENT, placement_policy)
+        scaling_policy = StoredPolicy(bus, epochs, leader, SCALING, settings.scaling_policy)
+        brownout = StoredPolicy(
+            bus,
+            epochs,
+            leader,
+            POLICY,
+            BrownoutPolicy(mode=settings.brownout),
+            lambda policy: bus.append(STREAM, BrownoutHint(mode=policy.mode)),
+        )
 
         def is_origin(worker_id: str) -> bool:
             record = fleet.workers.get(worker_id)
@@ -64,10 +75,10 @@ async def serve(settings: SchedulerSettings) -> None:
             profiles,
             decisions,
             settings,
-            brownout.rung,
+            lambda: brownout.current.rung,
         )
         await decisions.refresh()
-        scaling_store = ScalingStore(bus, epochs, leader, settings.scaling_policy)
+        wishes = WishStore(bus, epochs, leader)
         load = LoadFeed(bus, leader)
         actuator = ACTUATORS[settings.scaling_actuator](ActuatorParts(settings, bus, fleet, view))
         process.parts.push_async_callback(actuator.close)
@@ -76,7 +87,8 @@ async def serve(settings: SchedulerSettings) -> None:
                 fleet,
                 view,
                 leader,
-                scaling_store,
+                scaling_policy,
+                wishes,
                 load,
                 FleetPredictor(fleet, view, feed, load),
                 decisions,
@@ -85,7 +97,18 @@ async def serve(settings: SchedulerSettings) -> None:
             )
         )
         api.open(
-            Parts(fleet, view, loop, policies, decisions, feed, brownout, scaling_store, scaling)
+            Parts(
+                fleet,
+                view,
+                loop,
+                policies,
+                decisions,
+                feed,
+                brownout,
+                scaling_policy,
+                wishes,
+                scaling,
+            )
         )
         await enter(background(load.run(), "load"))
         await enter(background(scaling.run(), "scaling"))

@@ -165,7 +165,6 @@ async def test_every_role_can_do_its_work(
                 # A renewal of the lease may come in between, as it may for every leader.
                 while not await scheduler.compare_and_set({**leader.fence, name: None}, sealed):
                     await leader.contend()
-            await scheduler.append("ctl:scaling", BrownoutHint(mode="auto"))
             async with aclosing(watch_brownout(attention)) as found:
                 assert await anext(found) == policy
             await scheduler.append("ctl:decisions", PlacementHint(epoch=1), max_entries=9)

@@ -75,27 +75,9 @@ async def test_a_policy_that_makes_no_sense_is_refused_and_nothing_changes(suite
         assert before.mode == "auto"
 
 
-async def test_an_order_outlives_a_scheduler_and_its_settings(suite: Any) -> None:
+async def test_a_redis_that_lost_everything_gets_the_policy_back(suite: Any) -> None:
     scheduler = await suite.scheduler("--brownout", "paper")
     assert (await until_policy(suite.bus, mode="paper")).source == "start"
-    await scheduler.kill()
-
-    second = await suite.scheduler("--brownout", "auto")
-    await until_policy(suite.bus, mode="auto")
-    async with second.stub() as stub:
-        wanted = pb.BrownoutPolicy(mode="manual", decode_threshold=0.5)
-        await stub.SetBrownout(pb.SetBrownoutRequest(policy=wanted), timeout=5)
-    await second.kill()
-
-    third = await suite.scheduler("--brownout", "off")
-    async with third.stub() as stub:
-        await third.until("leader.changed", leads=True)
-        assert (await policy_of(stub)).mode == "manual"
-    assert (await until_policy(suite.bus)).decode_threshold == 0.5
-
-
-async def test_a_redis_that_lost_everything_gets_the_policy_back(suite: Any) -> None:
-    scheduler = await suite.scheduler()
     async with scheduler.stub() as stub:
         await scheduler.until("leader.changed", leads=True)
         wanted = pb.BrownoutPolicy(mode="auto", slo_ttft_s=2.0)

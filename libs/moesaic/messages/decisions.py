@@ -20,6 +20,8 @@ class PlacementPolicy(msgspec.Struct, frozen=True, kw_only=True, tag="placement-
 
     policy: str
     pins: list[Pin] = []
+    # An order wins over the setting that a scheduler was started with; earlier versions stored only orders.
+    source: Literal["start", "operator"] = "operator"
 
 
 class PlacementDecision(msgspec.Struct, frozen=True, kw_only=True, tag="placement-decision.v1"):

@@ -127,12 +127,6 @@ _BOUNDS: dict[str, tuple[float, float]] = {
 }
 
 
-class ScalingHint(msgspec.Struct, frozen=True, kw_only=True, tag="scaling-hint.v1"):
-    """The policy or the wish has changed; read it again."""
-
-    number: int = 0
-
-
 class ScalingWish(msgspec.Struct, frozen=True, kw_only=True, tag="scaling-wish.v1"):
     """The shape that is wanted, as the last action left it; it outlives every scheduler.
 

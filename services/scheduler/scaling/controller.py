@@ -19,14 +19,9 @@ from moesaic.cluster.leadership import Leadership
 from moesaic.cluster.placement_view import PlacementView
 from moesaic.cluster.registry import Fleet
 from moesaic.errors import InvalidInput, MoesaicError, NotReady, PeerLost
-from moesaic.messages.scaling import (
-    FleetShape,
-    ScalingDecision,
-    ScalingPolicy,
-    ScalingWish,
-)
+from moesaic.messages.brownout import BrownoutPolicy
+from moesaic.messages.scaling import FleetShape, ScalingDecision, ScalingPolicy, ScalingWish
 from moesaic.scaling.contract import RecentDemand, ScalingChoice, ScalingState, ShapeBounds
-from moesaic.services.scheduler.brownout import BrownoutStore
 from moesaic.services.scheduler.epochs.patience import FLOOR_BYTES_PER_S
 from moesaic.services.scheduler.log import LOST, DecisionLog
 from moesaic.services.scheduler.scaling.actuators.contract import Actuator
@@ -40,7 +35,8 @@ from moesaic.services.scheduler.scaling.facts import (
     thresholds_now,
 )
 from moesaic.services.scheduler.scaling.feed import LoadFeed
-from moesaic.services.scheduler.scaling.store import OVERTAKEN, ScalingStore
+from moesaic.services.scheduler.scaling.wishes import OVERTAKEN, WishStore
+from moesaic.services.scheduler.stored_policy import StoredPolicy
 
 log = structlog.get_logger()
 
@@ -73,7 +69,8 @@ class ScalingParts:
         fleet: the workers there are.
         view: the placement in force.
         leadership: only a leader acts.
-        store: policy and wish.
+        policy: of scaling.
+        wishes: the shape that is wanted.
         feed: measured load.
         predictor: decides.
         decisions: where each decision is logged.
@@ -84,11 +81,12 @@ class ScalingParts:
     fleet: Fleet
     view: PlacementView
     leadership: Leadership
-    store: ScalingStore
+    policy: StoredPolicy[ScalingPolicy]
+    wishes: WishStore
     feed: LoadFeed
     predictor: Predicting
     decisions: DecisionLog
-    brownout: BrownoutStore
+    brownout: StoredPolicy[BrownoutPolicy]
     actuator: Actuator
 
 
@@ -126,7 +124,7 @@ class ScalingController:
     async def bounds(self) -> tuple[ShapeBounds | None, str]:
         """Return the shapes that there can be, None if the actuator does not answer; and what is amiss, for people."""
         try:
-            return await self._bounds(self._parts.store.policy), self.trouble
+            return await self._bounds(self._parts.policy.current), self.trouble
         except MoesaicError as error:
             return None, str(error)
 
@@ -145,7 +143,7 @@ class ScalingController:
                 if self._parts.leadership.held and not self._parts.fleet.stale:
                     async with self._turn:
                         await self._look()
-                    wish = self._parts.store.wish
+                    wish = self._parts.wishes.wish
                     pause_s = _SOON_S if wish is not None and not wish.ended else _LOOK_S
                     self._troubles.pop("look", None)
                 else:
@@ -177,7 +175,8 @@ class ScalingController:
         """
         async with self._turn:
             parts = self._parts
-            await parts.store.refresh()
+            await parts.policy.keep()
+            await parts.wishes.refresh()
             # An operator may leave the policy's bounds.
             bounds = await self._bounds(ScalingPolicy())
             for side in ("attention", "experts"):
@@ -187,9 +186,9 @@ class ScalingController:
                         f"shape.{side}", f"must be in {least}..{most}, got {getattr(shape, side)}"
                     )
             # First: a wish of an operator never stands in mode auto, whatever happens in between.
-            if parts.store.policy.mode == "auto" and not keep_mode:
-                await parts.store.change(lambda before: replace(before, mode="advise"))
-            wish, now = parts.store.wish, self.shape
+            if parts.policy.current.mode == "auto" and not keep_mode:
+                await parts.policy.change(lambda before: replace(before, mode="advise"))
+            wish, now = parts.wishes.wish, self.shape
             if wish is not None and not wish.ended:
                 if wish.shape == shape:
                     return wish.decision_id
@@ -203,7 +202,8 @@ class ScalingController:
 
     async def _look(self) -> None:
         parts = self._parts
-        await parts.store.refresh()
+        await parts.policy.keep()
+        await parts.wishes.refresh()
         if not self._closed:
             await self._close()
             self._closed = True
@@ -211,7 +211,7 @@ class ScalingController:
         if self._choosing is not None and self._choosing.done():
             task, self._choosing = self._choosing, None
             await self._conclude(task)
-        policy = parts.store.policy
+        policy = parts.policy.current
         if policy.mode == "off":
             self._troubles.pop("choose", None)
         elif self._choosing is None and self._due(policy):
@@ -238,7 +238,7 @@ class ScalingController:
         """Give an end to the decisions whose end no scheduler saw; the wish's goes on."""
         parts = self._parts
         await parts.decisions.refresh()
-        wish = parts.store.wish
+        wish = parts.wishes.wish
         for decision in parts.decisions.recent_scaling(_RECENT):
             if not decision.adopted or decision.seconds is not None or decision.failure:
                 continue
@@ -249,7 +249,7 @@ class ScalingController:
 
     async def _carry_out(self) -> None:
         """Have the wish done, until it is, or for as long as the mode is auto; note its end once."""
-        parts, wish = self._parts, self._parts.store.wish
+        parts, wish = self._parts, self._parts.wishes.wish
         now = self.shape
         for side in ("attention", "experts"):
             _workers.labels(side, "active").set(getattr(now, side))
@@ -259,13 +259,13 @@ class ScalingController:
         if not wish.ended:
             age_s = max(0.0, self._wall_clock() - wish.at)
             if is_there(wish.shape, parts.fleet, parts.view.current):
-                await self._note_end(await parts.store.end(seconds=round(age_s, 3)))
+                await self._note_end(await parts.wishes.end(seconds=round(age_s, 3)))
                 self._troubles.pop("carry out", None)
                 return
             if age_s > (most_s := PATIENCE_S + _loading_s(parts.fleet)):
                 failure = self._troubles.get("carry out") or f"{now} after {most_s:.0f} s"
-                await self._note_end(await parts.store.end(failure=failure))
-        if not wish.ended or parts.store.policy.mode == "auto":
+                await self._note_end(await parts.wishes.end(failure=failure))
+        if not wish.ended or parts.policy.current.mode == "auto":
             try:
                 self._require_room(wish.shape)
                 await parts.actuator.apply(wish.shape)
@@ -293,8 +293,8 @@ class ScalingController:
         self, policy: ScalingPolicy, state: ScalingState, choice: ScalingChoice | None
     ) -> None:
         """Log what was chosen, and adopt it if the policy says so."""
-        store = self._parts.store
-        if store.policy != policy or store.wish != state.wish:
+        parts = self._parts
+        if parts.policy.current != policy or parts.wishes.wish != state.wish:
             return  # an operator was faster
         if choice is None:
             self._told = ()
@@ -335,7 +335,7 @@ class ScalingController:
         parts = self._parts
         await parts.decisions.note_scaling(decision)
         try:
-            overtaken = await parts.store.want(
+            overtaken = await parts.wishes.want(
                 decision.wanted, decision.before, decision.decision_id
             )
         except PeerLost:  # it may have been written: the next look sees it
@@ -351,7 +351,7 @@ class ScalingController:
         parts = self._parts
         brownout = parts.brownout.current
         objectives = objectives_of(policy, brownout)
-        wish, workers = parts.store.wish, parts.fleet.workers
+        wish, workers = parts.wishes.wish, parts.fleet.workers
         # Requests that came late before the last action's workers were there shall not bring more of them.
         since_s = wish.at + (wish.seconds or 0.0) if wish is not None and wish.ended else -math.inf
         intended = None

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from moesaic.cluster.brownout_view import POLICY
 from moesaic.cluster.leadership import leadership
 from moesaic.cluster.registry import Fleet
 from moesaic.errors import NotReady
@@ -14,7 +15,6 @@ from moesaic.messages.brownout import BrownoutPolicy
 from moesaic.messages.registry import WorkerRecord
 from moesaic.messages.scaling import FleetShape, ScalingDecision, ScalingPolicy
 from moesaic.scaling.contract import RecentDemand, ScalingChoice, ScalingState
-from moesaic.services.scheduler.brownout import BrownoutStore
 from moesaic.services.scheduler.epochs.store import EpochStore
 from moesaic.services.scheduler.log import DecisionLog
 from moesaic.services.scheduler.scaling.controller import (
@@ -23,7 +23,8 @@ from moesaic.services.scheduler.scaling.controller import (
 )
 from moesaic.services.scheduler.scaling.facts import active_shape
 from moesaic.services.scheduler.scaling.feed import LoadFeed
-from moesaic.services.scheduler.scaling.store import ScalingStore
+from moesaic.services.scheduler.scaling.wishes import WishStore
+from moesaic.services.scheduler.stored_policy import SCALING, StoredPolicy
 
 ONE, TWO, THREE = FleetShape(1, 0), FleetShape(2, 0), FleetShape(3, 0)
 
@@ -105,8 +106,9 @@ class Scheduler:
 
     def __init__(self, bus: Any, view: Any, lead: Any, fleet: Fleet, clock: Clock) -> None:
         epochs = EpochStore(bus, lead, view)
-        self.store = ScalingStore(bus, epochs, lead, ScalingPolicy(interval_s=0.5), clock)
-        self.brownout = BrownoutStore(bus, epochs, lead, BrownoutPolicy())
+        self.policy = StoredPolicy(bus, epochs, lead, SCALING, ScalingPolicy(interval_s=0.5))
+        self.wishes = WishStore(bus, epochs, lead, clock)
+        self.brownout = StoredPolicy(bus, epochs, lead, POLICY, BrownoutPolicy())
         self.log = DecisionLog(bus, clock)
         self.workers, self.choices = Workers(fleet), Choices()
         self.feed = LoadFeed(bus, lead, clock)
@@ -115,7 +117,8 @@ class Scheduler:
                 fleet,
                 view,
                 lead,
-                self.store,
+                self.policy,
+                self.wishes,
                 self.feed,
                 self.choices,
                 self.log,
@@ -126,7 +129,7 @@ class Scheduler:
         )
 
     async def set(self, **changes: Any) -> None:
-        await self.store.change(lambda before: ScalingPolicy(**{"interval_s": 0.5} | changes))
+        await self.policy.change(lambda before: ScalingPolicy(**{"interval_s": 0.5} | changes))
 
     async def until(self, found: Callable[[ScalingDecision], bool]) -> ScalingDecision:
         """Wait for a decision in the log."""

@@ -14,7 +14,7 @@ from moesaic.services.scheduler.scaling.controller import (
     NO_BRIDGE,
     PATIENCE_S,
 )
-from moesaic.services.scheduler.scaling.store import OVERTAKEN
+from moesaic.services.scheduler.scaling.wishes import OVERTAKEN
 from tests.scheduler.scaling.controlled import (
     ONE,
     THREE,
@@ -73,7 +73,7 @@ async def test_advice_is_told_once_and_changes_nothing(
 
         assert (advice.wanted, advice.adopted) == (TWO, False)
         assert len(scheduler.log.recent_scaling(10)) == 1
-        assert (scheduler.store.wish, scheduler.workers.wanted) == (None, [])
+        assert (scheduler.wishes.wish, scheduler.workers.wanted) == (None, [])
 
 
 async def test_what_is_held_back_is_told_with_its_reason(
@@ -85,7 +85,7 @@ async def test_what_is_held_back_is_told_with_its_reason(
         held = await scheduler.until(lambda each: True)
 
         assert (held.adopted, held.reason) == (False, "late; cooling down")
-        assert scheduler.store.wish is None
+        assert scheduler.wishes.wish is None
 
 
 @pytest.mark.parametrize("mode", ["off", "manual"])  # by hand, thresholds are one unless set
@@ -108,8 +108,8 @@ async def test_a_choice_is_carried_out_and_says_whether_anything_bridges_the_tim
 
         assert (first.adopted, first.bridged, first.reason) == (True, False, f"late; {NO_BRIDGE}")
         assert (second.reason, second.decode_threshold) == ("late", 0.5)
-        assert scheduler.store.wish is not None
-        assert (scheduler.store.wish.number, scheduler.store.wish.up) == (2, True)
+        assert scheduler.wishes.wish is not None
+        assert (scheduler.wishes.wish.number, scheduler.wishes.wish.up) == (2, True)
 
 
 async def test_an_order_that_is_overtaken_or_never_there_has_failed(
@@ -148,8 +148,8 @@ async def test_the_next_leader_goes_on_from_the_wish_and_ends_what_nobody_began(
         ended = await second.until(lambda each: each.seconds is not None)
         assert ended.decision_id == ordered
         assert second.workers.wanted == [TWO]
-        assert second.store.wish is not None
-        assert second.store.wish.number == 1
+        assert second.wishes.wish is not None
+        assert second.wishes.wish.number == 1
         found = await second.until(lambda each: each.decision_id == "lost" and bool(each.failure))
         assert found.failure == LOST
 
@@ -161,12 +161,15 @@ async def test_the_policy_and_the_wish_are_put_back_where_redis_has_lost_them(
         await scheduler.set(mode="auto", max_attention=2)
         await scheduler.controller.order(TWO, "because")
         await scheduler.until(lambda each: each.seconds is not None)
-        wish = scheduler.store.wish
+        wish = scheduler.wishes.wish
 
         await suite.bus.connection.client.flushall()
         while await suite.bus.get_bytes("scaling:wish") is None:
             await asyncio.sleep(0.01)
 
-        await scheduler.store.refresh()
-        assert scheduler.store.wish == wish
-        assert (scheduler.store.policy.mode, scheduler.store.policy.max_attention) == ("auto", 2)
+        await scheduler.wishes.refresh()
+        assert scheduler.wishes.wish == wish
+        assert (scheduler.policy.current.mode, scheduler.policy.current.max_attention) == (
+            "auto",
+            2,
+        )

@@ -41,16 +41,16 @@ async def test_an_order_leaves_mode_auto_before_its_wish_can_be_seen(
         await scheduler.set(mode="auto")
         with pytest.raises(InvalidInput):
             await scheduler.controller.order(FleetShape(9, 0), "too many", keep_mode=False)
-        assert scheduler.store.policy.mode == "auto"
+        assert scheduler.policy.current.mode == "auto"
 
         wishes: list[str] = []
-        wanted = scheduler.store.want
+        wanted = scheduler.wishes.want
 
         async def want(*arguments: Any) -> Any:
-            wishes.append(scheduler.store.policy.mode)
+            wishes.append(scheduler.policy.current.mode)
             return await wanted(*arguments)
 
-        scheduler.store.want = want  # type: ignore[method-assign]
+        scheduler.wishes.want = want  # type: ignore[method-assign]
         await scheduler.controller.order(TWO, "because", keep_mode=False)
 
         assert wishes == ["advise"]

@@ -1,4 +1,4 @@
-"""The policy of scaling and the wish in force, which outlive every scheduler."""
+"""The wish for a shape, which outlives every scheduler."""
 
 import asyncio
 import time
@@ -6,30 +6,24 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
-import structlog
 from msgspec.structs import replace
 
 from moesaic.cluster.leadership import Leadership
 from moesaic.cluster.redis.bus import Bus
 from moesaic.errors import NotReady, PeerLost
-from moesaic.messages.scaling import FleetShape, ScalingHint, ScalingPolicy, ScalingWish
+from moesaic.messages.scaling import FleetShape, ScalingWish
 from moesaic.services.scheduler.epochs.store import EpochStore
 
-log = structlog.get_logger()
-
-STREAM = "ctl:scaling"  # hints that one of the two has changed
-POLICY, WISH = "scaling:policy", "scaling:wish"
+WISH = "scaling:wish"
 OVERTAKEN = "another shape was wanted before it was there"
 
-_policies = msgspec.msgpack.Decoder(ScalingPolicy)
 _wishes = msgspec.msgpack.Decoder(ScalingWish)
 
 
-class ScalingStore:
-    """Reads both, and writes them if this scheduler leads.
+class WishStore:
+    """Reads the wish, and writes it if this scheduler leads.
 
     Attributes:
-        policy: that operators have set, else the one this process was started with.
         wish: the last action, if there was one.
     """
 
@@ -38,54 +32,30 @@ class ScalingStore:
         bus: Bus,
         epochs: EpochStore,
         leadership: Leadership,
-        default: ScalingPolicy,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._bus, self._epochs, self._leadership = bus, epochs, leadership
-        self.policy = default
         self.wish: ScalingWish | None = None
         self._wall_clock = wall_clock
-        self._turn = asyncio.Lock()  # between reading and writing no other task changes them
+        self._turn = asyncio.Lock()  # between reading and writing no other task changes it
 
     async def look(self) -> None:
-        """Take both from Redis, leading or not; without Redis, what is known stays."""
+        """Take the wish from Redis, leading or not; without Redis, what is known stays."""
         with suppress(PeerLost):
-            await self.refresh()
+            async with self._turn:
+                await self._read()
 
     async def refresh(self) -> None:
-        """Take both from Redis; a leader puts back what Redis has lost.
+        """Take the wish from Redis; a leader puts it back where Redis has lost it.
 
         Raises:
             NotReady: another scheduler leads now.
             PeerLost: Redis did not answer.
         """
         async with self._turn:
-            policy, wish = await self._read_policy(), await self._read_wish()
-            if not self._leadership.held:
-                return
-            if policy is None and self.policy.source == "operator":
-                await self._write_policy(None, self.policy)
-            if wish is None and self.wish is not None:
-                await self._write_wish(None, self.wish)
-
-    async def change(self, edit: Callable[[ScalingPolicy], ScalingPolicy]) -> ScalingPolicy:
-        """Replace the policy by what ``edit`` makes of the one in force.
-
-        Returns:
-            The new policy.
-
-        Raises:
-            InvalidInput: the new policy makes no sense; nothing has changed.
-            NotReady: another scheduler leads now, or wrote at the same time.
-            PeerLost: Redis did not answer.
-        """
-        async with self._turn:
-            before = await self._read_policy()
-            after = replace(edit(self.policy), source="operator").checked()
-            if after != self.policy:
-                await self._write_policy(before, after)
-                log.info("scaling.set", mode=after.mode)
-            return after
+            found = await self._read()
+            if found is None and self.wish is not None and self._leadership.held:
+                await self._write(None, self.wish)
 
     async def want(
         self, shape: FleetShape, before: FleetShape, decision_id: str
@@ -105,7 +75,7 @@ class ScalingStore:
             PeerLost: Redis did not answer, and the outcome is unknown.
         """
         async with self._turn:
-            stored = await self._read_wish()
+            stored = await self._read()
             last = self.wish
             wish = ScalingWish(
                 number=last.number + 1 if last else 1,
@@ -114,7 +84,7 @@ class ScalingStore:
                 at=self._wall_clock(),
                 up=_direction(before, shape),
             )
-            await self._write_wish(stored, wish)
+            await self._write(stored, wish)
             return None if last is None or last.ended else last
 
     async def end(self, seconds: float | None = None, failure: str = "") -> ScalingWish:
@@ -133,41 +103,23 @@ class ScalingStore:
         """
         async with self._turn:
             wish = self.wish
-            stored = await self._read_wish()
+            stored = await self._read()
             if wish is None or self.wish != wish:
                 raise NotReady("another shape is wanted now")
             ended = replace(wish, seconds=seconds, failure=failure)
-            await self._write_wish(stored, ended)
+            await self._write(stored, ended)
             return ended
 
-    async def _read_policy(self) -> bytes | None:
-        found = await self._bus.get_bytes(POLICY)
-        policy = self._bus.opened(POLICY, found, _policies)
-        if policy is not None:
-            self.policy = policy
-        return found
-
-    async def _read_wish(self) -> bytes | None:
+    async def _read(self) -> bytes | None:
         found = await self._bus.get_bytes(WISH)
         wish = self._bus.opened(WISH, found, _wishes)
         if wish is not None:
             self.wish = wish
         return found
 
-    async def _write_policy(self, stored: bytes | None, policy: ScalingPolicy) -> None:
-        await self._epochs.write({POLICY: stored}, {POLICY: self._bus.sealed(POLICY, policy)})
-        self.policy = policy
-        await self._hint()
-
-    async def _write_wish(self, stored: bytes | None, wish: ScalingWish) -> None:
+    async def _write(self, stored: bytes | None, wish: ScalingWish) -> None:
         await self._epochs.write({WISH: stored}, {WISH: self._bus.sealed(WISH, wish)})
         self.wish = wish
-        await self._hint()
-
-    async def _hint(self) -> None:
-        with suppress(PeerLost):  # readers also look by themselves
-            number = self.wish.number if self.wish else 0
-            await self._bus.append(STREAM, ScalingHint(number=number))
 
 
 def _direction(before: FleetShape, after: FleetShape) -> bool | None:
