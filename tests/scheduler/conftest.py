@@ -5,7 +5,7 @@ import json
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
 
@@ -21,7 +21,7 @@ from moesaic.cluster.registry import (
 from moesaic.cluster.rpc.channels import channel
 from moesaic.cluster.rpc.server import admin_server
 from moesaic.cluster.rpc.statuses import errors_as_status
-from moesaic.errors import MoesaicError, NotReady, StaleEpoch
+from moesaic.errors import MoesaicError, NotReady, PeerLost, StaleEpoch
 from moesaic.messages.placement import Placement
 from moesaic.messages.registry import Role, WorkerRecord
 from moesaic.settings import ServiceSettings
@@ -101,6 +101,15 @@ class Suite:
         self.redis, self._parts = redis, parts
         self.bus: Bus
         self.view: PlacementView
+
+    async def restart_redis(self) -> None:
+        """Start a Redis that was killed; returns once the bus reaches it."""
+        self.redis.start()
+        while True:
+            with suppress(PeerLost):
+                await self.bus.get_bytes("anything")
+                return
+            await asyncio.sleep(0.02)
 
     async def until_epoch(self, epoch: int) -> Placement:
         while self.view.epoch < epoch:
@@ -200,10 +209,17 @@ class Scheduler:
 
 
 @pytest.fixture
-async def suite(redis_servers: RedisServers) -> AsyncIterator[Suite]:
+async def control(redis_servers: RedisServers) -> AsyncIterator[Suite]:
+    """A Redis that nothing runs on yet: for tests that start no scheduler of its own process."""
     with redis_servers.lent() as redis:
         async with AsyncExitStack() as parts:
             suite = Suite(redis, parts)
             suite.bus = await parts.enter_async_context(Bus.connect(redis.url, "test"))
             suite.view = await parts.enter_async_context(watch_placement(suite.bus))
             yield suite
+
+
+@pytest.fixture
+async def suite(control: Suite) -> Suite:
+    """The same; tests that use it start schedulers."""
+    return control

@@ -1,10 +1,8 @@
 """The log of decisions, whoever dies in the middle of one."""
 
-import asyncio
 from typing import Any
 
 from moesaic.cluster.redis.bus import Bus
-from moesaic.errors import PeerLost
 from moesaic.messages.decisions import DecisionOutcome, PlacementDecision
 from moesaic.services.scheduler.log import LOST, DecisionLog
 
@@ -17,24 +15,15 @@ async def noted(log: DecisionLog, tried: int = 0, **outcome: Any) -> PlacementDe
     return decision
 
 
-async def until_answering(bus: Any) -> None:
-    while True:
-        try:
-            await bus.get_bytes("anything")
-            return
-        except PeerLost:
-            await asyncio.sleep(0.02)
-
-
-async def test_a_successor_closes_what_was_open_by_what_was_committed(suite):
-    log = DecisionLog(suite.bus)
+async def test_a_successor_closes_what_was_open_by_what_was_committed(control):
+    log = DecisionLog(control.bus)
     ended = await noted(log, tried=4, epoch=4)
     lost = await noted(log, tried=5)
     never_begun = await noted(log)
     committed = await noted(log, tried=6)
     kept = await log.note(cause="traffic", adopted=False, reason="")
 
-    successor = DecisionLog(suite.bus)
+    successor = DecisionLog(control.bus)
     await successor.close(6)
 
     outcomes = {decision.decision_id: outcome for decision, outcome in successor.recent(10)}
@@ -46,8 +35,8 @@ async def test_a_successor_closes_what_was_open_by_what_was_committed(suite):
     assert successor.outcome_of(6).decision_id == committed.decision_id
 
 
-async def test_what_seemed_to_fail_but_was_committed_is_put_right(suite):
-    log = DecisionLog(suite.bus)
+async def test_what_seemed_to_fail_but_was_committed_is_put_right(control):
+    log = DecisionLog(control.bus)
     decision = await noted(log, tried=7, failure="redis: no answer")
 
     await log.close(7)
@@ -57,16 +46,15 @@ async def test_what_seemed_to_fail_but_was_committed_is_put_right(suite):
     )
 
 
-async def test_what_is_decided_without_redis_is_written_when_it_is_back(suite):
-    log = DecisionLog(suite.bus)
+async def test_what_is_decided_without_redis_is_written_when_it_is_back(control):
+    log = DecisionLog(control.bus)
     await noted(log, tried=1)
-    suite.redis.kill()
+    control.redis.kill()
     decision = await noted(log, tried=2, epoch=2)
-    suite.redis.start()
-    await until_answering(suite.bus)
+    await control.restart_redis()
     await log.refresh()
 
-    async with Bus.connect(suite.redis.url, "test") as bus:
+    async with Bus.connect(control.redis.url, "test") as bus:
         other = DecisionLog(bus)
         await other.refresh()
         assert other.recent(1)[0][0] == decision

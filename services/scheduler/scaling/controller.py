@@ -7,7 +7,7 @@ import asyncio
 import math
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -97,9 +97,15 @@ Chosen = tuple[ScalingPolicy, ScalingState, ScalingChoice | None]
 class ScalingController:
     """Decides about numbers of workers while its scheduler leads, and has them carried out."""
 
-    def __init__(self, parts: ScalingParts, wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        parts: ScalingParts,
+        wall_clock: Callable[[], float] = time.time,
+        pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        """``pause``: waits so many seconds between two looks."""
         self._troubles: dict[_Step, str] = {}
-        self._parts, self._wall_clock = parts, wall_clock
+        self._parts, self._wall_clock, self._pause = parts, wall_clock, pause
         self._turn = asyncio.Lock()  # between the loop and operators' orders
         self._closed = False  # all decisions but that of the wish have an end
         self._decided_at = 0.0
@@ -155,7 +161,7 @@ class ScalingController:
             except Exception as error:  # placements must not want for a scheduler because of it
                 log.exception("scaling.failed")
                 self._note_trouble("look", error)
-            await asyncio.sleep(pause_s)
+            await self._pause(pause_s)
 
     async def order(self, shape: FleetShape, reason: str, *, keep_mode: bool = True) -> str:
         """Want a shape because an operator does.

@@ -101,6 +101,23 @@ class Clock:
         return self.now
 
 
+class Looks:
+    """A controller's looks: each begins when a test lets it, and no time passes between two."""
+
+    def __init__(self) -> None:
+        self._may_look, self._looked = asyncio.Semaphore(0), asyncio.Semaphore(0)
+
+    async def pause(self, seconds: float) -> None:
+        """End a look, and wait for the next one."""
+        self._looked.release()
+        await self._may_look.acquire()
+
+    async def next(self) -> None:
+        """Let the controller look once, to the end."""
+        await self._looked.acquire()
+        self._may_look.release()
+
+
 class Scheduler:
     """One scheduler's part in scaling."""
 
@@ -111,6 +128,7 @@ class Scheduler:
         self.brownout = StoredPolicy(bus, epochs, lead, POLICY, BrownoutPolicy())
         self.log = DecisionLog(bus, clock)
         self.workers, self.choices = Workers(fleet), Choices()
+        self.clock, self.looks = clock, Looks()
         self.feed = LoadFeed(bus, lead, clock)
         self.controller = ScalingController(
             ScalingParts(
@@ -126,18 +144,26 @@ class Scheduler:
                 self.workers,
             ),
             clock,
+            self.looks.pause,
         )
 
     async def set(self, **changes: Any) -> None:
         await self.policy.change(lambda before: ScalingPolicy(**{"interval_s": 0.5} | changes))
 
-    async def until(self, found: Callable[[ScalingDecision], bool]) -> ScalingDecision:
-        """Wait for a decision in the log."""
-        while True:
-            for decision in self.log.recent_scaling(10):
-                if found(decision):
-                    return decision
-            await asyncio.sleep(0.01)
+    async def until(self, condition: Callable[[], bool], *, passing_s: float = 0.0) -> None:
+        """Let the controller look until something holds; ``passing_s`` pass before each look."""
+        while not condition():
+            self.clock.now += passing_s
+            await self.looks.next()
+
+    async def decision(self, found: Callable[[ScalingDecision], bool]) -> ScalingDecision:
+        """Let the controller look until there is such a decision in the log."""
+
+        def there() -> list[ScalingDecision]:
+            return list(filter(found, self.log.recent_scaling(10)))
+
+        await self.until(lambda: bool(there()))
+        return there()[0]
 
 
 @asynccontextmanager

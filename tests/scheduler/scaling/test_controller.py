@@ -1,6 +1,5 @@
 """The controller around decisions: written down, carried out, and noted once, over a real Redis."""
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from moesaic.services.scheduler.scaling.controller import (
     NO_BRIDGE,
     PATIENCE_S,
 )
-from moesaic.services.scheduler.scaling.wishes import OVERTAKEN
+from moesaic.services.scheduler.scaling.wishes import OVERTAKEN, WISH
 from tests.scheduler.scaling.controlled import (
     ONE,
     THREE,
@@ -27,11 +26,11 @@ from tests.scheduler.scaling.controlled import (
 
 
 async def test_an_order_is_carried_out_and_its_end_is_noted(
-    suite: Any, fleet: Fleet, clock: Clock
+    control: Any, fleet: Fleet, clock: Clock
 ) -> None:
-    async with scheduling(suite, fleet, clock) as scheduler:
+    async with scheduling(control, fleet, clock) as scheduler:
         decision_id = await scheduler.controller.order(TWO, "because")
-        ended = await scheduler.until(lambda each: each.seconds is not None)
+        ended = await scheduler.decision(lambda each: each.seconds is not None)
 
         assert (ended.decision_id, ended.cause, ended.adopted) == (decision_id, "operator", True)
         assert (ended.before, ended.wanted, ended.failure) == (ONE, TWO, "")
@@ -42,34 +41,30 @@ async def test_an_order_is_carried_out_and_its_end_is_noted(
 
 
 async def test_in_mode_off_an_order_is_carried_out_once_and_in_auto_for_as_long_as_it_is_wanted(
-    suite: Any, fleet: Fleet, clock: Clock
+    control: Any, fleet: Fleet, clock: Clock
 ) -> None:
-    async with scheduling(suite, fleet, clock) as scheduler:
+    async with scheduling(control, fleet, clock) as scheduler:
         await scheduler.controller.order(TWO, "because")
-        await scheduler.until(lambda each: each.seconds is not None)
+        await scheduler.decision(lambda each: each.seconds is not None)
 
         fleet.workers = attention_workers(1)  # one has died
         scheduler.workers.wanted.clear()
         await scheduler.set(mode="advise")
-        while not scheduler.choices.asked:
-            await asyncio.sleep(0.01)
+        await scheduler.until(lambda: bool(scheduler.choices.asked))
         assert scheduler.workers.wanted == []
 
         await scheduler.set(mode="auto")
-        while scheduler.workers.wanted != [TWO]:
-            await asyncio.sleep(0.01)
+        await scheduler.until(lambda: scheduler.workers.wanted == [TWO])
 
 
 async def test_advice_is_told_once_and_changes_nothing(
-    suite: Any, fleet: Fleet, clock: Clock
+    control: Any, fleet: Fleet, clock: Clock
 ) -> None:
-    async with scheduling(suite, fleet, clock) as scheduler:
+    async with scheduling(control, fleet, clock) as scheduler:
         scheduler.choices.choice = choice(TWO)
         await scheduler.set(mode="advise")
-        advice = await scheduler.until(lambda each: True)
-        while len(scheduler.choices.asked) < 3:
-            clock.now += 1
-            await asyncio.sleep(0.01)
+        advice = await scheduler.decision(lambda each: True)
+        await scheduler.until(lambda: len(scheduler.choices.asked) >= 3, passing_s=1.0)
 
         assert (advice.wanted, advice.adopted) == (TWO, False)
         assert len(scheduler.log.recent_scaling(10)) == 1
@@ -77,12 +72,12 @@ async def test_advice_is_told_once_and_changes_nothing(
 
 
 async def test_what_is_held_back_is_told_with_its_reason(
-    suite: Any, fleet: Fleet, clock: Clock
+    control: Any, fleet: Fleet, clock: Clock
 ) -> None:
-    async with scheduling(suite, fleet, clock) as scheduler:
+    async with scheduling(control, fleet, clock) as scheduler:
         scheduler.choices.choice = choice(TWO, allowed=False, held="cooling down")
         await scheduler.set(mode="auto")
-        held = await scheduler.until(lambda each: True)
+        held = await scheduler.decision(lambda each: True)
 
         assert (held.adopted, held.reason) == (False, "late; cooling down")
         assert scheduler.wishes.wish is None
@@ -90,19 +85,19 @@ async def test_what_is_held_back_is_told_with_its_reason(
 
 @pytest.mark.parametrize("mode", ["off", "manual"])  # by hand, thresholds are one unless set
 async def test_a_choice_is_carried_out_and_says_whether_anything_bridges_the_time(
-    suite: Any, fleet: Fleet, clock: Clock, mode: Any
+    control: Any, fleet: Fleet, clock: Clock, mode: Any
 ) -> None:
-    async with scheduling(suite, fleet, clock) as scheduler:
+    async with scheduling(control, fleet, clock) as scheduler:
         await scheduler.brownout.change(lambda before: BrownoutPolicy(mode=mode))
         scheduler.choices.choice = choice(TWO, bridged=True)
         await scheduler.set(mode="auto")
-        first = await scheduler.until(lambda each: each.seconds is not None)
+        first = await scheduler.decision(lambda each: each.seconds is not None)
         await scheduler.brownout.change(
             lambda before: BrownoutPolicy(mode="manual", decode_threshold=0.5)
         )
         scheduler.choices.choice = choice(THREE, bridged=True)
         clock.now += 100
-        second = await scheduler.until(
+        second = await scheduler.decision(
             lambda each: each.wanted == THREE and each.seconds is not None
         )
 
@@ -113,18 +108,17 @@ async def test_a_choice_is_carried_out_and_says_whether_anything_bridges_the_tim
 
 
 async def test_an_order_that_is_overtaken_or_never_there_has_failed(
-    suite: Any, fleet: Fleet, clock: Clock
+    control: Any, fleet: Fleet, clock: Clock
 ) -> None:
-    async with scheduling(suite, fleet, clock) as scheduler:
+    async with scheduling(control, fleet, clock) as scheduler:
         scheduler.workers.failing = "the host is full"
         first = await scheduler.controller.order(TWO, "because")
         second = await scheduler.controller.order(THREE, "because")
-        overtaken = await scheduler.until(lambda each: bool(each.failure))
-        while scheduler.controller.trouble != "the host is full":
-            await asyncio.sleep(0.01)
+        overtaken = await scheduler.decision(lambda each: bool(each.failure))
+        await scheduler.until(lambda: scheduler.controller.trouble == "the host is full")
 
         clock.now += PATIENCE_S + 1
-        failed = await scheduler.until(
+        failed = await scheduler.decision(
             lambda each: each.decision_id == second and bool(each.failure)
         )
 
@@ -133,39 +127,40 @@ async def test_an_order_that_is_overtaken_or_never_there_has_failed(
 
 
 async def test_the_next_leader_goes_on_from_the_wish_and_ends_what_nobody_began(
-    suite: Any, fleet: Fleet, clock: Clock
+    control: Any, fleet: Fleet, clock: Clock
 ) -> None:
-    async with scheduling(suite, fleet, clock) as first:
+    async with scheduling(control, fleet, clock) as first:
         first.workers.brings = False
         ordered = await first.controller.order(TWO, "because")
-        while first.workers.wanted != [TWO]:
-            await asyncio.sleep(0.01)
+        await first.until(lambda: first.workers.wanted == [TWO])
         # One that was logged, and never became the wish.
         lost = ScalingDecision(decision_id="lost", adopted=True, before=ONE, wanted=THREE)
         await first.log.note_scaling(lost)
 
-    async with scheduling(suite, fleet, clock, "s1") as second:
-        ended = await second.until(lambda each: each.seconds is not None)
+    async with scheduling(control, fleet, clock, "s1") as second:
+        ended = await second.decision(lambda each: each.seconds is not None)
         assert ended.decision_id == ordered
         assert second.workers.wanted == [TWO]
         assert second.wishes.wish is not None
         assert second.wishes.wish.number == 1
-        found = await second.until(lambda each: each.decision_id == "lost" and bool(each.failure))
+        found = await second.decision(
+            lambda each: each.decision_id == "lost" and bool(each.failure)
+        )
         assert found.failure == LOST
 
 
 async def test_the_policy_and_the_wish_are_put_back_where_redis_has_lost_them(
-    suite: Any, fleet: Fleet, clock: Clock
+    control: Any, fleet: Fleet, clock: Clock
 ) -> None:
-    async with scheduling(suite, fleet, clock) as scheduler:
+    async with scheduling(control, fleet, clock) as scheduler:
         await scheduler.set(mode="auto", max_attention=2)
         await scheduler.controller.order(TWO, "because")
-        await scheduler.until(lambda each: each.seconds is not None)
+        await scheduler.decision(lambda each: each.seconds is not None)
         wish = scheduler.wishes.wish
 
-        await suite.bus.connection.client.flushall()
-        while await suite.bus.get_bytes("scaling:wish") is None:
-            await asyncio.sleep(0.01)
+        await control.bus.connection.client.flushall()
+        while await control.bus.get_bytes(WISH) is None:
+            await scheduler.looks.next()
 
         await scheduler.wishes.refresh()
         assert scheduler.wishes.wish == wish

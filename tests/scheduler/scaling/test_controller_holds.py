@@ -1,6 +1,5 @@
 """Cases in which the controller must hold, go on, or say what is amiss."""
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -24,9 +23,9 @@ from tests.scheduler.scaling.controlled import (
 
 
 async def test_an_order_that_is_repeated_while_it_is_under_way_is_the_same_one(
-    suite: Any, fleet: Fleet, clock: Clock
+    control: Any, fleet: Fleet, clock: Clock
 ) -> None:
-    async with scheduling(suite, fleet, clock) as scheduler:
+    async with scheduling(control, fleet, clock) as scheduler:
         scheduler.workers.brings = False
         first = await scheduler.controller.order(TWO, "because")
 
@@ -35,9 +34,9 @@ async def test_an_order_that_is_repeated_while_it_is_under_way_is_the_same_one(
 
 
 async def test_an_order_leaves_mode_auto_before_its_wish_can_be_seen(
-    suite: Any, fleet: Fleet, clock: Clock
+    control: Any, fleet: Fleet, clock: Clock
 ) -> None:
-    async with scheduling(suite, fleet, clock) as scheduler:
+    async with scheduling(control, fleet, clock) as scheduler:
         await scheduler.set(mode="auto")
         with pytest.raises(InvalidInput):
             await scheduler.controller.order(FleetShape(9, 0), "too many", keep_mode=False)
@@ -57,48 +56,43 @@ async def test_an_order_leaves_mode_auto_before_its_wish_can_be_seen(
 
 
 async def test_advice_during_a_cool_down_is_told_once_though_its_seconds_pass(
-    suite: Any, fleet: Fleet, clock: Clock
+    control: Any, fleet: Fleet, clock: Clock
 ) -> None:
-    async with scheduling(suite, fleet, clock) as scheduler:
+    async with scheduling(control, fleet, clock) as scheduler:
         scheduler.choices.choice = choice(TWO, allowed=False, held="0 s of 60 s")
         await scheduler.set(mode="auto")
         while len(scheduler.choices.asked) < 4:
             clock.now += 1
             held = f"{len(scheduler.choices.asked)} s of 60 s"
             scheduler.choices.choice = choice(TWO, allowed=False, held=held)
-            await asyncio.sleep(0.01)
+            await scheduler.looks.next()
 
         assert len(scheduler.log.recent_scaling(10)) == 1
 
 
 @pytest.mark.parametrize("part", ["workers", "choices"])
 async def test_an_error_of_a_part_is_a_trouble_and_no_end(
-    suite: Any, fleet: Fleet, clock: Clock, part: str
+    control: Any, fleet: Fleet, clock: Clock, part: str
 ) -> None:
-    async with scheduling(suite, fleet, clock) as scheduler:
+    async with scheduling(control, fleet, clock) as scheduler:
         getattr(scheduler, part).broken = OverflowError("too large")
         await scheduler.set(mode="auto")
         decision_id = await scheduler.controller.order(TWO, "because")
-        while scheduler.controller.trouble != "too large":
-            clock.now += 1
-            await asyncio.sleep(0.01)
+        await scheduler.until(lambda: scheduler.controller.trouble == "too large", passing_s=1.0)
 
         getattr(scheduler, part).broken = None
-        ended = await scheduler.until(lambda each: each.seconds is not None)
-        while scheduler.controller.trouble:
-            clock.now += 1
-            await asyncio.sleep(0.01)
+        ended = await scheduler.decision(lambda each: each.seconds is not None)
+        await scheduler.until(lambda: not scheduler.controller.trouble, passing_s=1.0)
         assert ended.decision_id == decision_id
 
 
 async def test_without_a_wish_choices_go_on_from_what_the_actuator_is_set_to(
-    suite: Any, fleet: Fleet, clock: Clock
+    control: Any, fleet: Fleet, clock: Clock
 ) -> None:
-    async with scheduling(suite, fleet, clock) as scheduler:
+    async with scheduling(control, fleet, clock) as scheduler:
         scheduler.workers.set_to = THREE  # two have crashed, and will be back
         await scheduler.set(mode="auto")
-        while not scheduler.choices.asked:
-            await asyncio.sleep(0.01)
+        await scheduler.until(lambda: bool(scheduler.choices.asked))
 
         assert (scheduler.choices.asked[-1].shape, scheduler.choices.asked[-1].intended) == (
             ONE,
@@ -107,7 +101,7 @@ async def test_without_a_wish_choices_go_on_from_what_the_actuator_is_set_to(
 
 
 async def test_only_what_ended_after_the_last_action_is_measured(
-    suite: Any, fleet: Fleet, clock: Clock
+    control: Any, fleet: Fleet, clock: Clock
 ) -> None:
     def late(at: float) -> LoadReport:
         return LoadReport(
@@ -122,30 +116,28 @@ async def test_only_what_ended_after_the_last_action_is_measured(
 
     async def asked(scheduler: Scheduler) -> ScalingState:
         scheduler.choices.asked.clear()
-        while not scheduler.choices.asked:
-            clock.now += 1
-            await asyncio.sleep(0.01)
+        await scheduler.until(lambda: bool(scheduler.choices.asked), passing_s=1.0)
         return scheduler.choices.asked[-1]
 
-    async with scheduling(suite, fleet, clock) as scheduler:
+    async with scheduling(control, fleet, clock) as scheduler:
         scheduler.feed.take(late(clock.now))
         await scheduler.set(mode="advise", window_s=3600)
         assert (await asked(scheduler)).attainment == 0.0
 
         clock.now += 2
         await scheduler.controller.order(TWO, "because")
-        await scheduler.until(lambda each: each.seconds is not None)
+        await scheduler.decision(lambda each: each.seconds is not None)
         assert (await asked(scheduler)).attainment is None
         scheduler.feed.take(late(clock.now + 2))
         assert (await asked(scheduler)).attainment == 0.0
 
 
 async def test_a_wish_for_too_few_expert_workers_is_not_carried_out(
-    suite: Any, fleet: Fleet, clock: Clock
+    control: Any, fleet: Fleet, clock: Clock
 ) -> None:
-    async with scheduling(suite, fleet, clock) as scheduler:
+    async with scheduling(control, fleet, clock) as scheduler:
         await scheduler.controller.order(TWO, "because")
-        await scheduler.until(lambda each: each.seconds is not None)
+        await scheduler.decision(lambda each: each.seconds is not None)
         expert = {"slots_per_layer": 4, "num_experts": 8, "layers": [0]}
         fleet.workers = attention_workers(2) | {
             name: WorkerRecord(
@@ -160,8 +152,8 @@ async def test_a_wish_for_too_few_expert_workers_is_not_carried_out(
         }
         scheduler.workers.wanted.clear()
         await scheduler.set(mode="auto")
-        while "2A0E is wanted, but 2 expert workers are needed" not in scheduler.controller.trouble:
-            await asyncio.sleep(0.01)
+        needed = "2A0E is wanted, but 2 expert workers are needed"
+        await scheduler.until(lambda: needed in scheduler.controller.trouble)
         with pytest.raises(NotReady, match="it takes 2 expert workers"):
             await scheduler.controller.order(TWO, "again")
 

@@ -215,13 +215,13 @@ def test_costs_are_those_of_all_workers_also_of_one_that_rests_now() -> None:
 
 
 async def test_a_leader_reads_what_workers_tell_over_redis_and_knows_when_it_has_caught_up(
-    suite: Any,
+    control: Any,
 ) -> None:
-    told = LoadFeed(suite.bus, LEADING, lambda: NOW)
+    told = LoadFeed(control.bus, LEADING, lambda: NOW)
     before = [report(at=NOW - 50 + n) for n in range(40)]
     before.append(report(arrivals=[Arrival(NOW - 2, 12, 24)], arrived=1))
     for each in before:
-        await suite.bus.append(STREAM, each)
+        await control.bus.append(STREAM, each)
     reading, seen = asyncio.create_task(told.run()), set[tuple[bool, bool]]()
     while len(told.recent(60)) < len(before):
         seen.add((told.is_caught_up, len(told.recent(60)) == len(before)))
@@ -229,7 +229,7 @@ async def test_a_leader_reads_what_workers_tell_over_redis_and_knows_when_it_has
     assert told.is_caught_up
     assert (True, False) not in seen
 
-    await suite.bus.append(STREAM, report("attention-1"))
+    await control.bus.append(STREAM, report("attention-1"))
     while len(told.recent(60)) < len(before) + 1:
         await asyncio.sleep(0.01)
     reading.cancel()
@@ -237,8 +237,10 @@ async def test_a_leader_reads_what_workers_tell_over_redis_and_knows_when_it_has
     assert told.recent(60) == [*before, report("attention-1")]
 
 
-async def test_a_leader_of_a_fleet_that_has_told_nothing_has_caught_up_at_once(suite: Any) -> None:
-    told = LoadFeed(suite.bus, LEADING, lambda: NOW)
+async def test_a_leader_of_a_fleet_that_has_told_nothing_has_caught_up_at_once(
+    control: Any,
+) -> None:
+    told = LoadFeed(control.bus, LEADING, lambda: NOW)
     reading = asyncio.create_task(told.run())
     while not told.is_caught_up:
         await asyncio.sleep(0.01)

@@ -34,32 +34,35 @@ async def worker(bus: Any, name: str, told: list[str], **fields: Any) -> AsyncIt
             yield
 
 
-async def test_a_worker_that_cannot_be_told_does_not_keep_others_from_it(suite: Any) -> None:
+async def test_a_worker_that_cannot_be_told_does_not_keep_others_from_it(control: Any) -> None:
     told: list[str] = []
-    actuator = StandbyActuator(suite.bus, Fleet(), suite.view)
-    async with registered(suite.bus, resting("a0", "127.0.0.1:9")), worker(suite.bus, "a1", told):
+    actuator = StandbyActuator(control.bus, Fleet(), control.view)
+    async with (
+        registered(control.bus, resting("a0", "127.0.0.1:9")),
+        worker(control.bus, "a1", told),
+    ):
         with pytest.raises(MoesaicError, match="a0"):
             await actuator.apply(FleetShape(2, 0))
 
     assert told == ["a1"]
 
 
-async def test_a_worker_that_operators_drain_is_neither_counted_nor_activated(suite: Any) -> None:
+async def test_a_worker_that_operators_drain_is_neither_counted_nor_activated(control: Any) -> None:
     told: list[str] = []
     fleet = Fleet()
-    actuator = StandbyActuator(suite.bus, fleet, suite.view)
+    actuator = StandbyActuator(control.bus, fleet, control.view)
     async with (
-        worker(suite.bus, "a0", told, state="draining", drained=True),
-        worker(suite.bus, "a1", told),
+        worker(control.bus, "a0", told, state="draining", drained=True),
+        worker(control.bus, "a1", told),
     ):
-        await fleet.refresh(suite.bus)
+        await fleet.refresh(control.bus)
         assert await actuator.most() == FleetShape(1, 0)
         await actuator.apply(FleetShape(1, 0))
 
     assert told == ["a1"]
 
 
-async def test_it_is_set_to_the_workers_that_take_work_or_are_about_to(suite: Any) -> None:
+async def test_it_is_set_to_the_workers_that_take_work_or_are_about_to(control: Any) -> None:
     fleet = Fleet()
     fleet.workers = {
         record.worker_id: record
@@ -71,4 +74,4 @@ async def test_it_is_set_to_the_workers_that_take_work_or_are_about_to(suite: An
         )
     }
 
-    assert await StandbyActuator(suite.bus, fleet, suite.view).intended() == FleetShape(2, 0)
+    assert await StandbyActuator(control.bus, fleet, control.view).intended() == FleetShape(2, 0)
