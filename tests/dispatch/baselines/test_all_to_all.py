@@ -1,7 +1,7 @@
 """Workers that compute every layer together give local sums, whoever of them has rows."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,34 +11,68 @@ import torch
 from moesaic.dispatch.baselines.all_to_all import AllToAllDispatcher
 from moesaic.dispatch.gathered.peers import Peer
 from moesaic.dispatch.local import LocalDispatcher
-from moesaic.errors import ExpertUnavailable, NotReady
+from moesaic.errors import ExpertUnavailable
 from moesaic.experts.pull.ranges import Share
 from moesaic.models.configuration.config import load_config
 from moesaic.models.weights.checkpoint import Checkpoint
-from moesaic.transport.frame import FrameLimits
+from moesaic.transport.frame import Frame, FrameLimits
 from moesaic.transport.inprocess import Hub, InProcessNetwork
-
-CPU, FP32 = torch.device("cpu"), torch.float32
+from tests.dispatch.conftest import CPU, FP32, TIMEOUT_S
+from tests.dispatch.dispatcher_contract import (
+    DispatcherContract,
+    Opened,
+    RemoteContract,
+    Unreached,
+)
 
 
 class Workers:
     """Dispatchers, and the local one as reference."""
 
-    def __init__(self, model: Any, count: int) -> None:
+    def __init__(self, model: Any, count: int, timeout_s: float) -> None:
+        self.count, self.timeout_s = count, timeout_s
         self.config, self.checkpoint = load_config(model.directory), Checkpoint(model.directory)
         self.local = LocalDispatcher(self.checkpoint, self.config, FP32, CPU)
         hub, limits = Hub(), FrameLimits.of_hidden_size(self.config.hidden_size)
         self.networks = [InProcessNetwork(f"{n}", b"s", limits, hub) for n in range(count)]
-        self.workers = [
-            AllToAllDispatcher(self.checkpoint, self.config, Share(n, count), FP32)
-            for n in range(count)
-        ]
+        self.workers = [self._worker(n) for n in range(count)]
+        self.peers: list[Peer] = []
+
+    def _worker(self, n: int) -> AllToAllDispatcher:
+        share = Share(n, self.count)
+        worker = AllToAllDispatcher(self.checkpoint, self.config, share, FP32)
+        worker.connect(self.networks[n], self.timeout_s)
+        return worker
+
+    async def listen(self) -> None:
+        """Let all be reached."""
+        for n, network in enumerate(self.networks):
+
+            def answer(request: Frame, n: int = n) -> Awaitable[Frame]:
+                return self.workers[n].answer(request)
+
+            address = await network.listen("memory", 0, answer)
+            self.peers.append(Peer(str(n), 1, address, Share(n, self.count)))
+
+    async def meet(self) -> None:
+        """Tell all of each other, and wait until they are linked."""
+        for n, worker in enumerate(self.workers):
+            worker.set_peers([peer for peer in self.peers if peer.worker_id != str(n)])
+        for worker in self.workers:
+            await worker.reachable()
+
+    async def restart(self, n: int) -> AllToAllDispatcher:
+        """Replace a worker by one that knows of no round."""
+        await self.workers[n].close()
+        self.workers[n] = self._worker(n)
+        await self.meet()
+        return self.workers[n]
 
     async def steps(self, worker: int, rows: list[int]) -> None:
         """Steps of so many rows each."""
         dispatcher = self.workers[worker]
         for count in rows:
-            await asyncio.wait_for(dispatcher.reachable(), 5)
+            await dispatcher.reachable()
             step = dispatcher.begin_step()
             for layer in self.config.moe_layers:
                 generator = torch.Generator().manual_seed(97 * worker + count + layer)
@@ -51,18 +85,12 @@ class Workers:
 
 
 @asynccontextmanager
-async def workers_of(model: Any, count: int, timeout_s: float = 5.0) -> AsyncIterator[Workers]:
-    workers = Workers(model, count)
-    peers = []
-    for n, (network, worker) in enumerate(zip(workers.networks, workers.workers, strict=True)):
-        worker.connect(network, timeout_s)
-        address = await network.listen("memory", 0, worker.answer)
-        peers.append(Peer(str(n), 1, address, Share(n, count)))
-    for n, worker in enumerate(workers.workers):
-        worker.set_peers([peer for peer in peers if peer.worker_id != str(n)])
+async def workers_of(
+    model: Any, count: int, timeout_s: float = TIMEOUT_S
+) -> AsyncIterator[Workers]:
+    workers = Workers(model, count, timeout_s)
+    await workers.listen()
     try:
-        for worker in workers.workers:
-            await asyncio.wait_for(worker.reachable(), 5)
         yield workers
     finally:
         for worker in workers.workers:
@@ -71,42 +99,48 @@ async def workers_of(model: Any, count: int, timeout_s: float = 5.0) -> AsyncIte
             await network.close()
 
 
+class TestAllToAll(DispatcherContract, RemoteContract):
+    @pytest.fixture
+    async def opened(self, tiny_model: Any) -> AsyncIterator[Opened]:
+        async with workers_of(tiny_model, 2) as workers:
+            await workers.meet()
+            dispatcher, lose = workers.workers[0], workers.networks[1].close
+            yield Opened(dispatcher, workers.local, workers.config, False, lose, "1/2")
+
+    @pytest.fixture
+    async def unreached(self, tiny_model: Any) -> AsyncIterator[Unreached]:
+        async with workers_of(tiny_model, 2) as workers:
+            yield Unreached(
+                workers.workers[0], "attention workers with the shares 1/2", workers.meet
+            )
+
+
 @pytest.mark.parametrize("count", [1, 2, 3])
 async def test_all_at_once(tiny_model: Any, count: int) -> None:
     async with workers_of(tiny_model, count) as workers:
+        await workers.meet()
         await asyncio.gather(*(workers.steps(n, [3, 1, 40]) for n in range(count)))
 
 
 async def test_whoever_has_no_rows_steps_along(tiny_model: Any) -> None:
     async with workers_of(tiny_model, 3) as workers:
+        await workers.meet()
         await workers.steps(0, [2, 2])
         await workers.steps(2, [5])
         await asyncio.gather(workers.steps(0, [1, 1, 1, 1]), workers.steps(1, [7]))
         await workers.steps(1, [3])
 
 
-async def test_a_lost_worker_stops_all_and_they_say_so(tiny_model: Any) -> None:
-    async with workers_of(tiny_model, 2, timeout_s=0.5) as workers:
-        await workers.steps(0, [2])
-        await workers.networks[1].close()
-        left = workers.workers[0]
-
-        with pytest.raises((ExpertUnavailable, NotReady)):
-            await left.dispatch(left.begin_step(), 0, torch.randn(2, 32))
-        assert "1/2" in left.waiting_for[0]
-
-
 async def test_a_worker_that_was_away_catches_up(tiny_model: Any) -> None:
     async with workers_of(tiny_model, 2, timeout_s=0.3) as workers:
+        await workers.meet()
         await workers.steps(0, [2, 2, 2])
-        back = workers.workers[1]
-        back._round = 0  # as after a restart
 
+        back = await workers.restart(1)
         step = back.begin_step()
         with pytest.raises(ExpertUnavailable):
             await back.dispatch(step, 0, torch.randn(2, 32))
         back.end_step(step)
 
-        assert back._round == workers.workers[0]._round
         await workers.steps(1, [3])
         await workers.steps(0, [3])

@@ -24,8 +24,7 @@ from moesaic.models.layers.gate import load_gates
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.transport.frame import FrameLimits
 from moesaic.transport.inprocess import Hub, InProcessNetwork
-
-CPU, FP32 = torch.device("cpu"), torch.float32
+from tests.dispatch.conftest import CPU, FP32, TIMEOUT_S
 
 
 @dataclass
@@ -58,7 +57,7 @@ class Sites:
         served, dialling = (
             InProcessNetwork(name, b"secret", self.limits, self.hub) for _ in range(2)
         )
-        peers, meter = Peers(dialling, 2.0), ActivationMeter(num_experts)
+        peers, meter = Peers(dialling, TIMEOUT_S), ActivationMeter(num_experts)
         files = None
         if with_files:
             bring, nbytes = host.files.bring(LoadPace()), host.files.expert_bytes

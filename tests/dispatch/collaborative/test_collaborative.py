@@ -1,4 +1,5 @@
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -6,10 +7,19 @@ import torch
 
 from moesaic.brownout.split import Level
 from moesaic.dispatch.collaborative import metrics
-from moesaic.errors import ExpertUnavailable, NotReady
+from moesaic.errors import ExpertUnavailable
 from moesaic.kernels.promised import PromisedRows
 from moesaic.messages.rung import Rung
 from tests.dispatch.collaborative.conftest import Sites
+from tests.dispatch.conftest import until, value_of
+from tests.dispatch.dispatcher_contract import (
+    BatchesAtOnceContract,
+    DispatcherContract,
+    Opened,
+    OwnStepsContract,
+    RemoteContract,
+    Unreached,
+)
 
 HALVES = [0, 1, 2, 3], [4, 5, 6, 7]
 
@@ -20,21 +30,37 @@ async def _all_close(s: Sites, rows: int = 7) -> None:
             torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)  # sums in another order
 
 
-def _count(where: str) -> float:
-    return metrics.CHOICES.labels(where)._value.get()
+class TestCollaborative(
+    DispatcherContract, OwnStepsContract, BatchesAtOnceContract, RemoteContract
+):
+    deterministic = False
+
+    @pytest.fixture
+    async def opened(self, sites: Any, tiny_model: Any) -> AsyncIterator[Opened]:
+        async with sites(tiny_model, 2, deterministic=self.deterministic) as s:
+            s.put_in_force(s.placement(1, *HALVES))
+            await s.linked()
+            dispatcher, lose = s.sites[0].dispatcher, s.sites[1].served.close
+            yield Opened(dispatcher, s.local, s.config, self.deterministic, lose, "agent-1")
+
+    @pytest.fixture
+    async def unreached(self, sites: Any, tiny_model: Any) -> AsyncIterator[Unreached]:
+        async with sites(tiny_model, 2, deterministic=self.deterministic) as s:
+
+            async def come() -> None:
+                s.put_in_force(s.placement(1, *HALVES))
+
+            yield Unreached(s.sites[0].dispatcher, "a placement from the scheduler", come)
+
+
+class TestCollaborativeOneByOne(TestCollaborative):
+    """Sums that have the bits of local ones."""
+
+    deterministic = True
 
 
 @pytest.mark.parametrize("rows", [1, 7, 200])
-async def test_sites_compute_what_local_does(tiny_model: Any, sites: Any, rows: int) -> None:
-    async with sites(tiny_model, 2) as s:
-        s.put_in_force(s.placement(1, *HALVES))
-        await s.linked()
-
-        await _all_close(s, rows)
-
-
-@pytest.mark.parametrize("rows", [1, 7, 200])
-async def test_deterministic_sites_give_the_bits_of_local(
+async def test_deterministic_sites_give_the_bits_of_local_whoever_serves(
     tiny_model: Any, sites: Any, rows: int
 ) -> None:
     async with sites(tiny_model, 3, deterministic=True, files=True) as s:
@@ -50,11 +76,11 @@ async def test_a_site_that_holds_everything_asks_nobody(tiny_model: Any, sites: 
     async with sites(tiny_model, 2) as s:
         s.put_in_force(s.placement(1, list(range(8)), [0]))
         await s.linked()
-        before = _count("remote")
+        before = value_of(metrics.CHOICES, "remote")
 
         await s.outputs(0)
 
-        assert _count("remote") == before
+        assert value_of(metrics.CHOICES, "remote") == before
 
 
 async def test_without_a_placement_files_serve(tiny_model: Any, sites: Any) -> None:
@@ -63,14 +89,6 @@ async def test_without_a_placement_files_serve(tiny_model: Any, sites: Any) -> N
 
         assert s.sites[0].dispatcher.begin_step().epoch == 0
         assert s.sites[0].files.num_held == 4  # no more than there is room for
-
-
-async def test_without_a_placement_and_files_it_says_what_it_waits_for(
-    tiny_model: Any, sites: Any
-) -> None:
-    async with sites(tiny_model, 1) as s:
-        with pytest.raises(NotReady, match="a placement from the scheduler"):
-            s.sites[0].dispatcher.begin_step()
 
 
 async def test_a_bandwidth_that_nothing_has_measured_is_not_told(
@@ -84,8 +102,7 @@ async def test_a_bandwidth_that_nothing_has_measured_is_not_told(
         assert peers.profiles() == {}
 
         probing = asyncio.create_task(peers.probe())
-        while not peers.profiles():
-            await asyncio.sleep(0.01)
+        await until(peers.profiles)
         probing.cancel()
         assert list(peers.profiles()) == ["agent-1"]
 
@@ -110,22 +127,6 @@ async def test_files_serve_when_the_last_holder_is_gone(tiny_model: Any, sites: 
             torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
-async def test_without_files_a_lost_holder_is_a_typed_error(tiny_model: Any, sites: Any) -> None:
-    async with sites(tiny_model, 2) as s:
-        s.put_in_force(s.placement(1, *HALVES))
-        await s.linked()
-        dispatcher = s.sites[0].dispatcher
-        step = dispatcher.begin_step()
-        await s.sites[1].served.close()
-
-        with pytest.raises(ExpertUnavailable):
-            await dispatcher.dispatch(step, 0, torch.randn(40, s.config.hidden_size))
-        dispatcher.end_step(step)
-
-        with pytest.raises(NotReady, match="other sites with experts that are not here: agent-1"):
-            dispatcher.begin_step()
-
-
 async def test_rows_that_may_be_degraded_do_without_lost_experts(
     tiny_model: Any, sites: Any
 ) -> None:
@@ -134,10 +135,7 @@ async def test_rows_that_may_be_degraded_do_without_lost_experts(
         await s.linked()
         await s.sites[1].served.close()
         dispatcher = s.sites[0].dispatcher
-        for _ in range(100):
-            if dispatcher._parts.peers.live(dispatcher.view) == {}:
-                break
-            await s.sites[0].peers.linked(0.02)
+        await until(lambda: not s.sites[0].peers.live(dispatcher.view))
 
         step = dispatcher.begin_step()
         promised = PromisedRows([Level(0.5)], [0] * 9, num_layers=s.config.num_layers)
@@ -161,8 +159,7 @@ async def test_a_holder_lost_in_the_middle_of_a_step_degrades_no_exact_row(
         step = dispatcher.begin_step()
         assert not step.has_lost
         await s.sites[1].served.close()
-        while dispatcher._parts.peers.linked_to(dispatcher.view):
-            await s.sites[0].peers.linked(0.02)
+        await until(lambda: not s.sites[0].peers.linked_to(dispatcher.view))
 
         exact_and_not = PromisedRows([Level(1.0), Level(0.5)], [0, 1] * 20)
         rows = torch.randn(40, s.config.hidden_size)

@@ -1,5 +1,6 @@
 """Both ways give local sums; each is gone, and a lost expert worker leaves the other."""
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -8,6 +9,12 @@ from prometheus_client import REGISTRY
 
 from moesaic.dispatch.either.dispatcher import ChoosingDispatcher
 from moesaic.errors import ExpertUnavailable
+from tests.dispatch.dispatcher_contract import (
+    BatchesAtOnceContract,
+    DispatcherContract,
+    Opened,
+    OwnStepsContract,
+)
 
 HALVES = [[0, 1, 2, 3], [4, 5, 6, 7]]
 NUM_LAYERS = 3
@@ -18,6 +25,15 @@ def steps_by(way: str) -> float:
     samples = [{"way": way, "why": why} for why in WHY]
     found = [REGISTRY.get_sample_value("moesaic_dispatch_ways_total", each) for each in samples]
     return sum(value or 0 for value in found)
+
+
+class TestChoosing(DispatcherContract, OwnStepsContract, BatchesAtOnceContract):
+    @pytest.fixture
+    async def opened(self, cluster: Any, tiny_model: Any) -> AsyncIterator[Opened]:
+        async with cluster(tiny_model, 2) as c:
+            c.put_in_force(c.placement(1, *HALVES))
+            await c.routed.reachable()
+            yield Opened(ChoosingDispatcher(c.routed, c.local, NUM_LAYERS), c.local, c.config)
 
 
 async def check(c: Any, dispatcher: ChoosingDispatcher, rows: int) -> None:
