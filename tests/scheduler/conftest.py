@@ -208,15 +208,21 @@ class Scheduler:
         await self.process.communicate()
 
 
-@pytest.fixture
-async def control(redis_servers: RedisServers) -> AsyncIterator[Suite]:
-    """A Redis that nothing runs on yet: for tests that start no scheduler of its own process."""
+@asynccontextmanager
+async def control_plane(redis_servers: RedisServers) -> AsyncIterator[Suite]:
     with redis_servers.lent() as redis:
         async with AsyncExitStack() as parts:
             suite = Suite(redis, parts)
             suite.bus = await parts.enter_async_context(Bus.connect(redis.url, "test"))
             suite.view = await parts.enter_async_context(watch_placement(suite.bus))
             yield suite
+
+
+@pytest.fixture
+async def control(redis_servers: RedisServers) -> AsyncIterator[Suite]:
+    """A Redis that nothing runs on yet: for tests that start no scheduler of its own process."""
+    async with control_plane(redis_servers) as suite:
+        yield suite
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ class FakeEngine:
         self.drains = False  # processes go on after a signal, until finish()
         self._lock = threading.Lock()
         self._made = 0
+        self._stopping: set[str] = set()  # told to stop, and still running
         self._ended: dict[str, threading.Event] = {}
 
     def add(
@@ -61,10 +62,10 @@ class FakeEngine:
     def finish(self) -> None:
         """Let the processes that were told to stop end."""
         with self._lock:
-            for identity in self.signals:
-                if identity in self.containers:
-                    self.containers[identity]["State"]["Status"] = "exited"
-                    self._ended[identity].set()
+            for identity in self._stopping & self.containers.keys():
+                self.containers[identity]["State"]["Status"] = "exited"
+                self._ended[identity].set()
+            self._stopping.clear()
 
     def answer(self, method: str, path: str, query: dict[str, str], body: Any) -> tuple[int, Any]:
         """Status and body of one call."""
@@ -141,9 +142,10 @@ class FakeEngine:
             if self.containers[identity]["State"]["Status"] != "running":
                 return 304, None
             self.signals[identity] = self.signals.get(identity, 0) + 1
+            self._stopping.add(identity)
         if not self.drains:
             self.finish()
-        self._ended[identity].wait(20)
+        self._ended[identity].wait()
         return 204, None
 
     def _remove(self, identity: str, query: dict[str, str]) -> tuple[int, Any]:

@@ -1,6 +1,5 @@
 """The actuator of compose, with a fake engine; tests/compose has it with a real one."""
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,42 +110,6 @@ async def test_workers_that_do_not_work_stop_before_those_that_do(
 
     assert engine.names("running") == ["suite-attention-1", "suite-expert-2"]
     assert await actuator.intended() == FleetShape(1, 1)
-
-
-async def test_a_shape_that_is_there_changes_nothing(
-    engine: FakeEngine, actuator: ComposeActuator
-) -> None:
-    await actuator.apply(FleetShape(1, 2))
-
-    assert engine.calls == []
-
-
-async def test_a_worker_that_finishes_its_requests_is_told_to_stop_once(
-    engine: FakeEngine, actuator: ComposeActuator, socket: Path
-) -> None:
-    engine.drains = True
-    await actuator.apply(FleetShape(1, 1))
-
-    await actuator.apply(FleetShape(1, 1))
-    await actuator_at(socket).apply(FleetShape(1, 1))  # of the next scheduler that leads
-
-    assert [*engine.signals.values()] == [1]
-    assert "suite-expert-2-leaving" in engine.names("running")
-
-
-async def test_two_schedulers_at_once_tell_a_worker_once_and_add_one(
-    engine: FakeEngine, actuator: ComposeActuator, socket: Path
-) -> None:
-    other = actuator_at(socket)
-
-    await asyncio.gather(*(a.apply(FleetShape(2, 1)) for a in (actuator, other)))
-
-    assert [*engine.signals.values()] == [1]
-    assert engine.names("running") == [
-        "suite-attention-1",
-        "suite-attention-2",
-        "suite-expert-1",
-    ]
 
 
 async def test_a_worker_that_leaves_is_replaced_rather_than_called_back(

@@ -28,19 +28,6 @@ def actuator_in(cluster: FakeCluster, *, ca_file: Path | None = None) -> Kuberne
     )
 
 
-async def test_only_the_numbers_that_differ_are_told(cluster: FakeCluster) -> None:
-    await actuator_in(cluster).apply(FleetShape(1, 5))
-
-    assert cluster.patches == [("expert", 5)]
-
-
-async def test_a_shape_that_is_there_changes_nothing(cluster: FakeCluster) -> None:
-    await actuator_in(cluster).apply(FleetShape(1, 2))
-    await actuator_in(cluster).apply(FleetShape(1, 2))
-
-    assert cluster.patches == []
-
-
 async def test_a_side_without_workers_can_get_some_again(cluster: FakeCluster) -> None:
     actuator = actuator_in(cluster)
 
@@ -100,10 +87,6 @@ async def test_a_deployment_that_is_not_there_is_told_by_its_setting(cluster: Fa
         await actuator_in(cluster).most()
 
     assert refused.value.field == "scaling_kubernetes_experts"
-
-
-async def test_the_most_is_what_operators_gave(cluster: FakeCluster) -> None:
-    assert await actuator_in(cluster).most() == MOST
 
 
 async def test_a_server_of_another_authority_is_not_told_the_token(
