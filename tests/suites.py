@@ -9,8 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import httpx
+
+from tests.waiting import HANG_S, eventually
 
 if TYPE_CHECKING:
     import grpc
@@ -30,6 +31,14 @@ CLINC_DOMAIN = ROOT / "models/training/data/classification/clinc_domain.test.jso
 STORY_LINES = 20
 SERVED_PROMPT = "The quick brown fox jumps over the lazy dog, " * 4  # its tokens need all workers
 MOESAIC = Path(os.environ.get("MOESAIC_COMMAND") or Path(sys.executable).with_name("moesaic"))
+# Requests wait for a worker that was killed until it is back, however slow its start is here.
+PATIENT = {"MOESAIC_RECOVERY_S": str(HANG_S)}
+
+
+def log_entries(log: Path) -> list[dict[str, Any]]:
+    """Read the entries of a log that have been written whole."""
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+    return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
 
 
 @dataclass(frozen=True)
@@ -39,14 +48,14 @@ class Suite:
     directory: Path
     url: str
 
-    def cli(self, *arguments: str, timeout_s: float = 120) -> "subprocess.CompletedProcess[str]":
+    def cli(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         """Run a command against this suite."""
         return subprocess.run(
             [str(MOESAIC), *arguments],
             cwd=self.directory,
             capture_output=True,
             text=True,
-            timeout=timeout_s,
+            timeout=HANG_S,
             check=False,
         )
 
@@ -61,8 +70,7 @@ class Suite:
     def log(self, name: str) -> list[dict[str, Any]]:
         """Read the log entries of one service so far."""
         log = next(p["log"] for p in self.state()["processes"] if p["name"] == name)
-        lines = (self.directory / log).read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+        return log_entries(self.directory / log)
 
     def story(self) -> str:
         """The state of every process and the end of its log, to tell why a test failed."""
@@ -78,6 +86,16 @@ class Suite:
         pid = self.pid(name)
         assert pid, f"{name} does not run"  # 0 would be everyone in this process group
         os.kill(pid, number)
+
+    @contextmanager
+    def unsupervised(self) -> Iterator[None]:
+        """Start no process again that dies within the block."""
+        supervisor = int(self.state()["pid"])
+        os.kill(supervisor, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(supervisor, signal.SIGCONT)
 
     @property
     def credentials(self) -> "Credentials":
@@ -107,13 +125,21 @@ class Suite:
 
         return blocking_channel(address, self.credentials)
 
+    def metric(self, name: str, metric: str) -> float:
+        """Read a metric of one service, summed over its labels."""
+        address = next(p["metrics_address"] for p in self.state()["processes"] if p["name"] == name)
+        lines = httpx.get(f"http://{address}/metrics", timeout=HANG_S).text.splitlines()
+        values = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return sum(float(value) for key, value in values if key.partition("{")[0] == metric)
+
     def client(self) -> httpx.Client:
         """An HTTP client of this suite."""
-        return httpx.Client(base_url=self.url, timeout=60)
+        return httpx.Client(base_url=self.url, timeout=HANG_S)
 
     def until_ready(self) -> None:
         """Wait until the gateway says that the suite is ready."""
-        eventually(lambda: httpx.get(f"{self.url}/readyz", timeout=5).status_code == 200)
+        with self.client() as client:
+            eventually(lambda: client.get("/readyz").status_code == 200)
 
     def until_joined(self) -> None:
         """Wait until the gateway knows all attention workers: a suite is ready with the first."""
@@ -136,14 +162,6 @@ class Suite:
             eventually(lambda: client.post("/v1/completions", json=body).status_code == 200)
 
 
-def eventually(condition: Callable[[], object], within_s: float = 60) -> None:
-    """Wait for something to become true."""
-    end = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < end, "it did not become true"
-        time.sleep(0.1)
-
-
 @contextmanager
 def running(
     directory: Path, *flags: str, settings: Mapping[str, str] = MappingProxyType({})
@@ -156,10 +174,10 @@ def running(
     done = subprocess.run(
         up,
         cwd=directory,
-        env={**os.environ, **settings},
+        env={**os.environ, **PATIENT, **settings},
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=HANG_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -172,4 +190,12 @@ def running(
         pids += [p["pid"] for p in suite.state()["processes"]]
         down = suite.cli("down")
     assert down.returncode == 0, down.stdout + down.stderr
-    assert not [pid for pid in pids if pid and Path(f"/proc/{pid}").exists()]
+    assert not [pid for pid in pids if _runs_in(directory, pid)]
+
+
+def _runs_in(directory: Path, pid: int) -> bool:
+    """Tell whether a process is one of a suite's: its number may have become that of a stranger."""
+    try:
+        return Path(f"/proc/{pid}/cwd").resolve(strict=True).is_relative_to(directory.resolve())
+    except OSError:
+        return False

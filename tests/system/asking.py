@@ -2,12 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
+
+from tests.waiting import HANG_S, until
 
 TYPED = {  # how a request may end whose workers are lost
     "expert_unavailable",
@@ -89,7 +91,20 @@ async def stream(
     timeout_ms: int | None = None,
     begun: asyncio.Event | None = None,
 ) -> Outcome:
-    """Ask for a stream and check every rule of it; its first text sets ``begun``."""
+    """Ask for a stream and check every rule of it; its first text sets ``begun``, or its end."""
+    try:
+        return await _checked_stream(client, body, timeout_ms, begun)
+    finally:
+        if begun is not None:
+            begun.set()
+
+
+async def _checked_stream(
+    client: httpx.AsyncClient,
+    body: dict[str, Any],
+    timeout_ms: int | None,
+    begun: asyncio.Event | None,
+) -> Outcome:
     body = {**body, "stream": True, "stream_options": {"include_usage": True}}
     text, tokens, reason, error, done = "", 0, None, None, False
     async with client.stream(
@@ -155,7 +170,7 @@ async def under_load(
             load.answered[number] += 1
 
     async with (
-        httpx.AsyncClient(base_url=url, timeout=90) as client,
+        httpx.AsyncClient(base_url=url, timeout=HANG_S) as client,
         asyncio.TaskGroup() as asking,
     ):
         for number in range(QUESTIONS):
@@ -164,12 +179,6 @@ async def under_load(
         yield load
         await load.round()
         done.set()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait for something to become true."""
-    while not condition():
-        await asyncio.sleep(0.05)
 
 
 def _headers(timeout_ms: int | None) -> dict[str, str]:

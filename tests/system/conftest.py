@@ -11,7 +11,18 @@ import pytest
 
 from tests.suites import CLINC_DOMAIN, DEMO, Suite
 from tests.system.asking import QUESTIONS, of_load
-from tests.system.shared_suites import LOCAL, SharedSuites
+from tests.system.shared_suites import LOCAL, PAIR, SharedSuites
+from tests.waiting import HANG_S
+
+# Suites start within it, and faults are mended. It names a hang and nothing else.
+LIMIT_S = 900
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the tests here more time than others."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(LIMIT_S))
 
 
 @pytest.fixture(scope="session")
@@ -65,13 +76,25 @@ def wide(suites: SharedSuites) -> Suite:
     return suites.get("wide", "--attention", "2", "--experts", "3")
 
 
+@pytest.fixture
+def pair(suites: SharedSuites) -> Suite:
+    """Two attention workers that compute the experts themselves."""
+    return suites.get(*PAIR)
+
+
+@pytest.fixture
+def gathered(suites: SharedSuites) -> Suite:
+    """Two attention workers with half of the experts each."""
+    return suites.get("gathered", "--topology", "gathered", "--attention", "2")
+
+
 @pytest.fixture(scope="session")
 def right(suites: SharedSuites) -> list[str]:
     """The answers of one process that holds all experts to the questions of a load."""
     url = suites.get(*LOCAL).url
 
     async def asked() -> list[str]:
-        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=HANG_S) as client:
             outcomes = [await of_load(client, number) for number in range(QUESTIONS)]
         assert all(outcome.error is None for outcome in outcomes)
         return [outcome.text for outcome in outcomes]

@@ -23,16 +23,15 @@ from moesaic.messages.placement import EMPTY_SLOT, Placement
 from moesaic.messages.registry import WorkerRecord
 from moesaic.v1 import admin_pb2, admin_pb2_grpc, expert_pb2, expert_pb2_grpc, scheduler_pb2_grpc
 from moesaic.v1 import scheduler_pb2 as pb
-from tests.suites import Suite
-from tests.system.asking import until
+from tests.suites import Suite, log_entries
+from tests.waiting import HANG_S, POLL_S, until
 
-CALL_S = 10
+CALLS_BREAK_S = 5.0  # those of a scheduler that hangs for longer
 SETTINGS = {  # a suite that is quick to report and to act, and does nothing by itself
     "MOESAIC_ACTIVATION_WINDOW_S": "0.5",
     "MOESAIC_MIN_EPOCH_INTERVAL_S": "0",
     "MOESAIC_REPLAN_INTERVAL_S": "3600",
     "MOESAIC_LOAD_SHARE": "0.1",  # loading takes long enough to be met in its middle
-    "MOESAIC_RECOVERY_S": "60",  # requests wait for as long as a test holds the scheduler
 }
 _placements = msgspec.msgpack.Decoder(Placement)
 _records = msgspec.msgpack.Decoder(WorkerRecord)
@@ -41,6 +40,23 @@ _records = msgspec.msgpack.Decoder(WorkerRecord)
 def events(suite: Suite, name: str, event: str) -> list[dict[str, Any]]:
     """Return a service's log entries of one kind."""
     return [entry for entry in suite.log(name) if entry["event"] == event]
+
+
+class Watch:
+    """Log entries of a service from now on."""
+
+    def __init__(self, suite: Suite, name: str) -> None:
+        self._suite, self._name = suite, name
+        self._before = len(suite.log(name))
+
+    def entries(self, event: str, **fields: object) -> list[dict[str, Any]]:
+        """Return the new ones of one kind."""
+        new = self._suite.log(self._name)[self._before :]
+        return [e for e in new if e["event"] == event and fields.items() <= e.items()]
+
+    async def until(self, event: str, **fields: object) -> dict[str, Any]:
+        """Wait for the first one."""
+        return (await until(lambda: self.entries(event, **fields)))[0]
 
 
 @contextmanager
@@ -78,40 +94,42 @@ class Control:
 
     async def placement(self) -> Placement:
         """Return the placement that Redis has."""
-        found = await self.bus.get(document(await committed_epoch(self.bus)), _placements)
-        assert found is not None
-        return found
+
+        async def committed() -> Placement | None:  # none: that epoch has just ended
+            return await self.bus.get(document(await committed_epoch(self.bus)), _placements)
+
+        return await until(committed)
 
     async def slots(self, name: str) -> expert_pb2.ListSlotsResponse:
         """Return the epoch and the experts that an expert worker has in force."""
         async with self.suite.channel(name) as connection:
             stub = expert_pb2_grpc.ExpertServiceStub(connection)
-            return await stub.ListSlots(expert_pb2.ListSlotsRequest(), timeout=CALL_S)
+            return await stub.ListSlots(expert_pb2.ListSlotsRequest(), timeout=HANG_S)
 
     async def agreed(self) -> int:
         """Wait until Redis, the gateway and all expert workers have one epoch; give it."""
-        while True:
-            with suppress(PeerLost, grpc.aio.AioRpcError):  # they are not back yet
-                placement = await self.placement()
-                if await self._is_everywhere(placement):
-                    return placement.epoch
-            await asyncio.sleep(0.1)
+        return await self._everywhere(alone=False)
 
     async def settled(self) -> int:
         """Wait until they agree, and nobody keeps experts for another placement; give the epoch."""
-        while True:
-            with suppress(PeerLost, grpc.aio.AioRpcError):
+        return await self._everywhere(alone=True)
+
+    async def _everywhere(self, *, alone: bool) -> int:
+        async def agreed() -> int | None:
+            with suppress(PeerLost, grpc.aio.AioRpcError):  # they are not back yet
                 placement = await self.placement()
-                if await self._is_everywhere(placement) and await self.is_alone(placement):
-                    return placement.epoch
-            await asyncio.sleep(0.1)
+                if await self._is_everywhere(placement):
+                    return placement.epoch if not alone or await self.is_alone(placement) else None
+            return None
+
+        return await until(agreed)
 
     async def _is_everywhere(self, placement: Placement) -> bool:
         if [worker.worker_id for worker in placement.workers] != self.workers:
             return False
         async with self.suite.channel("gateway") as connection:
             stub = admin_pb2_grpc.AdminServiceStub(connection)
-            info = await stub.GetInfo(admin_pb2.GetInfoRequest(), timeout=CALL_S)
+            info = await stub.GetInfo(admin_pb2.GetInfoRequest(), timeout=HANG_S)
         held = [await self.slots(name) for name in self.workers]
         if {info.epoch, *(answer.epoch for answer in held)} != {placement.epoch}:
             return False
@@ -143,19 +161,13 @@ class Control:
         ]
         return [len(experts) * record.expert_bytes for experts in distinct]
 
-    async def until_prepared(self, *placements: Placement) -> None:
-        """Wait until all workers have loaded all of these."""
-        wanted = await self.bytes_of(*placements)
-        while [(await self.slots(name)).resident_bytes for name in self.workers] != wanted:
-            await asyncio.sleep(0.02)
-
     async def pulled(self) -> list[float]:
         """Experts that each worker has had from others since it was started."""
         counts = []
         for name in self.workers:
             async with self.suite.channel(name) as connection:
                 stub = admin_pb2_grpc.AdminServiceStub(connection)
-                stats = await stub.GetStats(admin_pb2.GetStatsRequest(), timeout=CALL_S)
+                stats = await stub.GetStats(admin_pb2.GetStatsRequest(), timeout=HANG_S)
             pulls = [v for k, v in stats.values.items() if k.startswith("moesaic_expert_pulls_")]
             counts.append(sum(pulls))
         return counts
@@ -167,13 +179,13 @@ class Control:
             request = pb.ApplyPlacementRequest(
                 placement=encode_placement(placement), base_epoch=placement.epoch
             )
-            return int((await stub.ApplyPlacement(request, timeout=90)).epoch)
+            return int((await stub.ApplyPlacement(request, timeout=HANG_S)).epoch)
 
     async def fleet(self, scheduler: str = "") -> pb.GetFleetResponse:
         """Return the fleet as a scheduler sees it."""
         async with self._scheduler(scheduler) as connection:
             stub = scheduler_pb2_grpc.SchedulerServiceStub(connection)
-            return await stub.GetFleet(pb.GetFleetRequest(), timeout=CALL_S)
+            return await stub.GetFleet(pb.GetFleetRequest(), timeout=HANG_S)
 
     async def members(self) -> list[tuple[str, int]]:
         """List the registered workers, each with its generation."""
@@ -185,38 +197,77 @@ class Control:
         async with self._scheduler() as connection:
             stub = scheduler_pb2_grpc.SchedulerServiceStub(connection)
             request = pb.SchedulerServiceGetActivationsRequest()
-            return int((await stub.GetActivations(request, timeout=CALL_S)).windows)
+            return int((await stub.GetActivations(request, timeout=HANG_S)).windows)
+
+    async def until_reported(self, windows: int) -> None:
+        """Wait until the scheduler has taken in more reports than so many."""
+
+        async def more() -> bool:
+            return await self.windows() > windows
+
+        await until(more)
+
+    async def until_follows(self, leader: str) -> None:
+        """Wait until the suite's own scheduler knows that another one leads."""
+
+        async def follows() -> bool:
+            return list((await self.fleet()).waiting_for) == [f"the lead, which {leader} has"]
+
+        await until(follows)
 
     async def until_led(self) -> None:
         """Wait until the suite's own scheduler leads and knows of all workers."""
-        while True:
+
+        async def leads() -> bool:
             with suppress(grpc.aio.AioRpcError):
                 fleet = await self.fleet()
                 ids = {worker.worker_id for worker in fleet.workers}
-                if not fleet.waiting_for and ids.issuperset(self.workers):
-                    return
-            await asyncio.sleep(0.05)
+                return not fleet.waiting_for and ids.issuperset(self.workers)
+            return False
+
+        await until(leads)
 
     @asynccontextmanager
-    async def moving(self, num_layers: int) -> AsyncIterator["Move"]:
-        """All workers are loading another placement; its end, whatever that is, is waited for."""
-        await self.until_led()
-        before, pulled = await self.placement(), await self.pulled()
-        known = {entry["epoch"] for entry in events(self.suite, "scheduler", "placement.planned")}
-        after = rotated(before, num_layers)
-        applying = asyncio.create_task(self.apply(after))
+    async def moving(self, num_layers: int, *, loaded: bool = False) -> AsyncIterator["Move"]:
+        """The scheduler hangs while all workers load another placement, or when all have ``loaded`` it. It goes on
+        after the block, and the end of the move is waited for, whatever that is."""
+        while True:
+            await self.until_led()
+            before, pulled = await self.placement(), await self.pulled()
+            known = self._planned()
+            after = rotated(before, num_layers)
+            applying = asyncio.create_task(self.apply(after))
+            try:
+                await self._until_all_load(pulled, applying)
+                with paused(self.suite, "scheduler"):
+                    caught = not loaded or await self._have_loaded(before, after)
+                    if caught and await committed_epoch(self.bus) == before.epoch:
+                        [epoch] = self._planned() - known
+                        yield Move(before, after, epoch, applying)
+                        return
+            finally:
+                await asyncio.gather(applying, return_exceptions=True)
 
-        def begun() -> set[int]:
-            planned = events(self.suite, "scheduler", "placement.planned")
-            return {entry["epoch"] for entry in planned} - known
+    async def _until_all_load(self, before: list[float], applying: "asyncio.Task[int]") -> None:
+        async def all_load() -> bool:
+            now = await self.pulled()
+            return applying.done() or all(n > b for n, b in zip(now, before, strict=True))
 
-        await until(begun)
-        while any(now == then for now, then in zip(await self.pulled(), pulled, strict=True)):
-            await asyncio.sleep(0.02)
-        try:
-            yield Move(before, after, begun().pop(), applying)
-        finally:
-            await asyncio.gather(applying, return_exceptions=True)
+        await until(all_load)
+
+    def _planned(self) -> set[int]:
+        return {entry["epoch"] for entry in events(self.suite, "scheduler", "placement.planned")}
+
+    async def _have_loaded(self, *placements: Placement) -> bool:
+        """Wait until all workers have loaded all of these, but not for longer than they keep the call of a scheduler
+        that hangs."""
+        wanted = await self.bytes_of(*placements)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CALLS_BREAK_S):
+                while [(await self.slots(name)).resident_bytes for name in self.workers] != wanted:
+                    await asyncio.sleep(POLL_S)
+                return True
+        return False
 
 
 @dataclass(frozen=True)
@@ -232,7 +283,7 @@ class Move:
 @asynccontextmanager
 async def control(suite: Suite) -> AsyncIterator[Control]:
     """The control plane of this suite for the length of the block."""
-    url = _environment(suite)["MOESAIC_REDIS_URL"]
+    url = environment(suite)["MOESAIC_REDIS_URL"]
     async with Bus.connect(url, "default", credentials=suite.credentials) as bus:
         yield Control(suite, bus)
 
@@ -245,14 +296,12 @@ class Scheduler:
 
     def events(self, event: str, **fields: object) -> list[dict[str, Any]]:
         """Return its log entries of one kind."""
-        lines = self._log.read_text(encoding="utf-8").splitlines()
-        entries = [json.loads(line) for line in lines if line.endswith("}")]
+        entries = log_entries(self._log)
         return [e for e in entries if e["event"] == event and fields.items() <= e.items()]
 
     async def until(self, event: str, **fields: object) -> dict[str, Any]:
         """Wait until it has logged this."""
-        await until(lambda: self.events(event, **fields))
-        return self.events(event, **fields)[0]
+        return (await until(lambda: self.events(event, **fields)))[0]
 
 
 @asynccontextmanager
@@ -263,7 +312,7 @@ async def another_scheduler(suite: Suite, worker_id: str) -> AsyncIterator[Sched
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "moesaic.services.scheduler", "--worker-id", worker_id),
             *("--host", "127.0.0.1"),
-            env=_environment(suite),
+            env=environment(suite),
             stdout=log,
             stderr=log,
         )
@@ -276,7 +325,7 @@ async def another_scheduler(suite: Suite, worker_id: str) -> AsyncIterator[Sched
         await process.wait()
 
 
-def _environment(suite: Suite) -> dict[str, str]:
+def environment(suite: Suite) -> dict[str, str]:
     """Read the settings that the services have beside their flags."""
     variables = Path(f"/proc/{suite.pid('gateway')}/environ").read_bytes().decode().split("\0")
     return dict(variable.split("=", 1) for variable in variables if variable)
@@ -292,9 +341,12 @@ async def cli(suite: Suite, *arguments: str) -> Any:
 async def planned(suite: Suite, file: Path) -> dict[str, Any]:
     """A plan that moves experts: of one of two policies at least, for they disagree once the scheduler knows of
     traffic."""
-    async with asyncio.timeout(30):
-        while True:
-            for policy in ("eplb", "uniform"):
-                plan = await cli(suite, "placement", "plan", "--policy", policy, "--out", str(file))
-                if plan["moves"]:
-                    return dict(plan)
+
+    async def moves() -> dict[str, Any] | None:
+        for policy in ("eplb", "uniform"):
+            plan = await cli(suite, "placement", "plan", "--policy", policy, "--out", str(file))
+            if plan["moves"]:
+                return dict(plan)
+        return None
+
+    return await until(moves)

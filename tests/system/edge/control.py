@@ -1,15 +1,12 @@
 """The control plane of a suite of edge agents, as it looks from outside."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any
 
 import grpc
 import msgspec
 from msgspec.structs import replace
 
-from moesaic.cluster.placement_view import committed_epoch
 from moesaic.cluster.redis.bus import Bus
 from moesaic.cluster.registry import lease_key
 from moesaic.errors import PeerLost
@@ -24,8 +21,8 @@ from moesaic.v1 import (
     scheduler_pb2_grpc,
 )
 from tests.suites import Suite
-from tests.system.asking import until
-from tests.system.control import CALL_S, Control, control
+from tests.system.control import Control, control
+from tests.waiting import HANG_S, until
 
 SETTINGS = {  # a suite that is quick to report and to act, and moves nothing by itself
     "MOESAIC_ACTIVATION_WINDOW_S": "0.5",
@@ -68,20 +65,20 @@ class EdgeControl(Control):
         """Return the epoch and the experts that an agent has in force."""
         async with self.channel(name) as connection:
             stub = expert_pb2_grpc.ExpertServiceStub(connection)
-            return await stub.ListSlots(expert_pb2.ListSlotsRequest(), timeout=CALL_S)
+            return await stub.ListSlots(expert_pb2.ListSlotsRequest(), timeout=HANG_S)
 
     async def follow_policy(self, policy: str) -> None:
         """Have experts placed by a policy."""
         async with self.suite.channel("scheduler") as connection:
             stub = scheduler_pb2_grpc.SchedulerServiceStub(connection)
             request = scheduler_pb2.SchedulerServiceSetPolicyRequest(policy=policy)
-            await stub.SetPolicy(request, timeout=CALL_S)
+            await stub.SetPolicy(request, timeout=HANG_S)
 
     async def profile(self, agent: str) -> edge_agent_pb2.GetProfileResponse:
         """Ask an agent for its profile."""
         async with self.channel(agent) as connection:
             stub = edge_agent_pb2_grpc.EdgeAgentServiceStub(connection)
-            return await stub.GetProfile(edge_agent_pb2.GetProfileRequest(), timeout=CALL_S)
+            return await stub.GetProfile(edge_agent_pb2.GetProfileRequest(), timeout=HANG_S)
 
     async def most_expert_bytes(self, agent: str) -> int:
         """Return the memory for experts that an agent has told its cluster."""
@@ -97,21 +94,22 @@ class EdgeControl(Control):
         async with self.channel(agent) as connection:
             stub = edge_agent_pb2_grpc.EdgeAgentServiceStub(connection)
             request = edge_agent_pb2.SetMemoryLimitRequest(memory_bytes=limit_bytes)
-            return int((await stub.SetMemoryLimit(request, timeout=CALL_S)).num_slots)
+            return int((await stub.SetMemoryLimit(request, timeout=HANG_S)).num_slots)
 
     async def complete(self) -> Placement:
         """Wait until all agents that there are now have one placement, which has every expert; give it."""
-        while True:
+
+        async def complete() -> Placement | None:
             with suppress(PeerLost, grpc.aio.AioRpcError):
-                while not await committed_epoch(self.bus):
-                    await asyncio.sleep(0.1)
                 epoch = await self.agreed()
                 placement, members = await self.placement(), dict(await self.members())
                 placed = {w.worker_id: w.generation for w in placement.workers}
                 there = {name: members.get(name) for name in self.workers}
                 if (placement.epoch, placed) == (epoch, there) and not lacking(placement):
                     return placement
-            await asyncio.sleep(0.1)
+            return None
+
+        return await until(complete)
 
 
 @asynccontextmanager
@@ -159,24 +157,6 @@ def swapped(placement: Placement, count: int, one: int, other: int) -> Placement
     assert not left, "they have too few experts of their own"
     ordered = [[sorted(experts) for experts in layer] for layer in slots]
     return replace(placement, slots=ordered)
-
-
-class Watch:
-    """Log entries of a service from now on."""
-
-    def __init__(self, suite: Suite, name: str) -> None:
-        self._suite, self._name = suite, name
-        self._before = len(suite.log(name))
-
-    def entries(self, event: str, **fields: object) -> list[dict[str, Any]]:
-        """Return the new ones of one kind."""
-        new = self._suite.log(self._name)[self._before :]
-        return [e for e in new if e["event"] == event and fields.items() <= e.items()]
-
-    async def until(self, event: str, **fields: object) -> dict[str, Any]:
-        """Wait for the first one."""
-        await until(lambda: self.entries(event, **fields))
-        return self.entries(event, **fields)[0]
 
 
 def restarts(suite: Suite, name: str) -> Callable[[], bool]:

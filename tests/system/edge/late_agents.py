@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.suites import Suite
-from tests.system.asking import until
+from tests.suites import Suite, log_entries
+from tests.waiting import HANG_S, until
 
 GROUPS = Path("/sys/fs/cgroup")
 ITS_OWN = ("--worker-id", "--admin-port", "--metrics-port", "--memory-bytes")
@@ -26,7 +26,7 @@ class LateAgent:
 
     async def until_ready(self) -> None:
         """Wait until it takes requests."""
-        await until(lambda: '"event":"agent.ready"' in self.log.read_text(encoding="utf-8"))
+        await until(lambda: any(e["event"] == "agent.ready" for e in log_entries(self.log)))
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def late_agent(
         yield LateAgent(process, path)
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(timeout=60)
+        process.wait(timeout=HANG_S)
 
 
 def _of_another_clock(directory: Path, ahead_s: float) -> Path:

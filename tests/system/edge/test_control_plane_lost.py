@@ -3,18 +3,16 @@
 import asyncio
 import signal
 
-import pytest
-
 from tests.suites import Suite
 from tests.system.control import paused
 from tests.system.edge.control import edge_control, restarts, swapped
 from tests.system.edge.users import SITES, RightAnswers, users_at
+from tests.waiting import until
 
 LEASES_END_S = 7.0  # all leases of agents end within that time
 MOVED = 2  # experts, which takes one stage
 
 
-@pytest.mark.timeout(120)
 async def test_agents_serve_on_without_scheduler_and_redis_and_are_not_restarted(
     tight: Suite, right_answers: RightAnswers
 ) -> None:
@@ -23,6 +21,7 @@ async def test_agents_serve_on_without_scheduler_and_redis_and_are_not_restarted
         before = await seen.complete()
         async with users_at(tight.url, right_answers, typed=()) as load:
             with paused(tight, "scheduler"), paused(tight, "redis"):
+                # Nothing shows that leases have ended while nobody can read them.
                 await asyncio.sleep(LEASES_END_S)
                 await load.round()
 
@@ -31,8 +30,7 @@ async def test_agents_serve_on_without_scheduler_and_redis_and_are_not_restarted
             tight.signal("redis", signal.SIGKILL)
             await load.round()
 
-            while not all(is_back() for is_back in back):
-                await asyncio.sleep(0.1)
+            await until(lambda: all(is_back() for is_back in back))
             await seen.until_led()
             after = await seen.complete()
             assert after.slots == before.slots

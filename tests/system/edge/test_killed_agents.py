@@ -9,17 +9,15 @@ import pytest
 
 from moesaic.messages.placement import Placement
 from tests.suites import Suite
-from tests.system.asking import until
-from tests.system.control import paused
-from tests.system.edge.control import Watch, edge_control, restarts, swapped
+from tests.system.control import CALLS_BREAK_S, Watch, paused
+from tests.system.edge.control import edge_control, restarts, swapped
 from tests.system.edge.users import SITES, RightAnswers, users_at
+from tests.waiting import until
 
 JITTER = 4  # slots: an agent measures at each start what else it needs
 MOVED = 6  # experts: more than an agent of 40 MB can load at once beside those that it has
-CALLS_BREAK_S = 5.0  # those of a scheduler that hangs for longer
 
 
-@pytest.mark.timeout(240)
 async def test_without_an_agent_others_and_files_serve_until_it_has_its_experts_again(
     tight: Suite, right_answers: RightAnswers
 ) -> None:
@@ -87,7 +85,6 @@ async def between_stages(suite: Suite, watches: Watches, kill: Kill) -> bool:
     return bool(watches["scheduler"].entries("placement.planned")[-1]["epoch"] == epoch)
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("phase", "agent"),
     [

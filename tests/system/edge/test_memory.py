@@ -7,10 +7,11 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.suites import Suite
-from tests.system.asking import until
-from tests.system.edge.control import EdgeControl, Watch, edge_control
+from tests.system.control import Watch
+from tests.system.edge.control import EdgeControl, edge_control
 from tests.system.edge.late_agents import late_agent, memory_group, num_killed, own_bytes
 from tests.system.edge.users import SITES, RightAnswers, users_at
+from tests.waiting import until
 
 FULL, LOWERED = 80_000_000, 55_000_000
 LATE, LATE_BYTES = "agent-9", 60_000_000
@@ -40,7 +41,6 @@ async def within_memory(seen: EdgeControl, agents: Sequence[str]) -> AsyncIterat
             watching.result()
 
 
-@pytest.mark.timeout(120)
 async def test_no_agent_takes_more_than_its_memory_while_experts_follow_the_traffic(
     roomy: Suite, right_answers: RightAnswers
 ) -> None:
@@ -50,8 +50,7 @@ async def test_no_agent_takes_more_than_its_memory_while_experts_follow_the_traf
         async with users_at(roomy.url, right_answers, typed=()), within_memory(seen, SITES) as most:
             await seen.follow_policy("auto")
             try:
-                while not watch.entries("placement.committed"):
-                    await asyncio.sleep(0.1)
+                await watch.until("placement.committed")
             finally:
                 await seen.follow_policy("keep")
             after = await seen.complete()
@@ -60,7 +59,6 @@ async def test_no_agent_takes_more_than_its_memory_while_experts_follow_the_traf
         assert min(most) > 0.5 * FULL  # it is not that they did not use it
 
 
-@pytest.mark.timeout(120)
 async def test_a_lowered_limit_moves_experts_away_and_a_raised_one_brings_them_back(
     roomy: Suite, right_answers: RightAnswers
 ) -> None:
@@ -71,32 +69,35 @@ async def test_a_lowered_limit_moves_experts_away_and_a_raised_one_brings_them_b
             num_slots = await seen.limit("agent-1", LOWERED)
             assert num_slots < before.num_held
 
-            while (await seen.profile("agent-1")).num_held > num_slots:
-                await asyncio.sleep(0.1)
-            while (await seen.profile("agent-1")).memory_used_bytes > LOWERED:
-                await asyncio.sleep(0.1)
+            async def is_within() -> bool:
+                now = await seen.profile("agent-1")
+                return now.num_held <= num_slots and now.memory_used_bytes <= LOWERED
+
+            async def has_told() -> bool:
+                told = await seen.most_expert_bytes("agent-1")
+                return told <= num_slots * before.expert_bytes * 1.1
+
+            async def holds_more() -> bool:
+                return (await seen.profile("agent-1")).num_held > num_slots
+
+            await until(is_within)
             async with within_memory(seen, ["agent-1"]):
                 await seen.complete()
-                while (
-                    await seen.most_expert_bytes("agent-1") > num_slots * before.expert_bytes * 1.1
-                ):
-                    await asyncio.sleep(0.1)
+                await until(has_told)
 
                 assert await seen.limit("agent-1", FULL) >= before.num_held - 2
                 await seen.follow_policy("auto")
                 try:
-                    while (await seen.profile("agent-1")).num_held <= num_slots:
-                        await asyncio.sleep(0.1)
+                    await until(holds_more)
                 finally:
                     await seen.follow_policy("keep")
                 await seen.complete()
     await right_answers.check_all(roomy.url, ["agent-1"])
 
 
-@pytest.mark.parametrize("seconds", [10, pytest.param(600, marks=pytest.mark.slow)])
-@pytest.mark.timeout(900)
+@pytest.mark.parametrize("rounds", [10, pytest.param(600, marks=pytest.mark.slow)])
 async def test_an_agent_lives_in_a_control_group_of_little_more_than_its_memory(
-    roomy: Suite, right_answers: RightAnswers, seconds: int
+    roomy: Suite, right_answers: RightAnswers, rounds: int
 ) -> None:
     async with edge_control(roomy) as seen:
         await seen.complete()
@@ -110,8 +111,9 @@ async def test_an_agent_lives_in_a_control_group_of_little_more_than_its_memory(
             await agent.until_ready()
             await seen.count_in(LATE)
             await seen.complete()
-            async with users_at(roomy.url, right_answers, [LATE, "agent-0"], typed=()):
-                await asyncio.sleep(seconds)
+            async with users_at(roomy.url, right_answers, [LATE, "agent-0"], typed=()) as load:
+                for _ in range(rounds):
+                    await load.round()
             assert agent.process.poll() is None
             assert num_killed(group) == 0
             seen.count_out(LATE)

@@ -1,15 +1,13 @@
 """Sites with little memory, whose users get the answers of one process that holds all experts."""
 
-import pytest
-
 from tests.suites import Suite
-from tests.system.edge.control import Watch, edge_control, swapped
+from tests.system.control import Watch
+from tests.system.edge.control import edge_control, swapped
 from tests.system.edge.users import SITES, RightAnswers, users_at
 
 MOVED = 6  # experts: more than an agent of 40 MB can load at once beside those that it has
 
 
-@pytest.mark.timeout(240)
 async def test_every_site_answers_as_one_process_does_though_most_experts_are_elsewhere(
     tight: Suite, right_answers: RightAnswers
 ) -> None:
@@ -25,7 +23,6 @@ async def test_every_site_answers_as_one_process_does_though_most_experts_are_el
         assert told[site].remote > 0
 
 
-@pytest.mark.timeout(240)
 async def test_a_migration_in_stages_changes_no_answer(
     tight: Suite, right_answers: RightAnswers
 ) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import httpx
 
-from tests.system.asking import TYPED, until
+from tests.system.asking import TYPED
+from tests.waiting import HANG_S, until
 
 SITES = ("agent-0", "agent-1", "agent-2")
 KINDS = ("generate", "classify")
@@ -167,4 +168,4 @@ async def users_at(
 
 def site_client(url: str) -> httpx.AsyncClient:
     """Make a client that waits long."""
-    return httpx.AsyncClient(base_url=url, timeout=90)
+    return httpx.AsyncClient(base_url=url, timeout=HANG_S)

@@ -4,15 +4,17 @@ import asyncio
 import json
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.suites import Suite, eventually, running
+from tests.suites import Suite
+from tests.system.control import control
+from tests.waiting import HANG_S, POLL_S, eventually, until
 
 PROMPTS = [f"Continue the story: {name} went to the river." for name in ("Ana", "Omar", "Mei")]
 
@@ -22,7 +24,6 @@ class Answer:
     """One answer, or a typed error."""
 
     asked_s: float
-    ended_s: float
     exact: bool
     status: int
     text: str = ""
@@ -44,11 +45,10 @@ async def ask(client: httpx.AsyncClient, number: int, exact: bool = False) -> An
     told = response.json()
     if response.status_code != 200:
         error = told["error"]
-        return Answer(asked_s, time.monotonic(), exact, response.status_code, code=error["code"])
+        return Answer(asked_s, exact, response.status_code, code=error["code"])
     quality = told["moesaic"]["quality"]
     return Answer(
         asked_s,
-        time.monotonic(),
         exact,
         200,
         told["choices"][0]["message"]["content"],
@@ -58,58 +58,76 @@ async def ask(client: httpx.AsyncClient, number: int, exact: bool = False) -> An
 
 
 def set_policy(suite: Suite, *flags: str, prefill: float = 1.0, decode: float = 1.0) -> None:
-    """Set a manual policy, and wait until the worker follows it."""
+    """Set a manual policy, and wait until the workers follow it."""
     thresholds = ("--prefill-threshold", str(prefill), "--decode-threshold", str(decode))
     done = suite.cli("brownout", "set", "--mode", "manual", *thresholds, *flags)
     assert done.returncode == 0, done.stdout + done.stderr
 
     def followed() -> bool:
-        [worker] = json.loads(suite.cli("brownout", "show", "--json").stdout)["workers"]
-        return (worker["prefill_threshold"], worker["decode_threshold"]) == (prefill, decode)
+        workers = json.loads(suite.cli("brownout", "show", "--json").stdout)["workers"]
+        now = [(worker["prefill_threshold"], worker["decode_threshold"]) for worker in workers]
+        return set(now) == {(prefill, decode)}
 
     eventually(followed)
 
 
-@pytest.fixture(params=["local", "disaggregated", "gathered"])
-def suite(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[Suite]:
-    with running(tmp_path, "--topology", request.param) as started:
-        yield started
+def set_off(suite: Suite) -> None:
+    """End all brownout."""
+    done = suite.cli("brownout", "set", "--mode", "off")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.timeout(240)
+class Asked:
+    """Answers of clients that ask again and again, some of them for exact ones."""
+
+    def __init__(self) -> None:
+        self.answers: list[Answer] = []
+
+    async def until(self, wanted: Callable[[Answer], bool]) -> None:
+        """Wait for such an answer to a request that has not been made yet."""
+        now_s = time.monotonic()
+        await until(lambda: any(a.asked_s >= now_s and wanted(a) for a in self.answers))
+
+
+@asynccontextmanager
+async def asked_again_and_again(client: httpx.AsyncClient) -> AsyncIterator[Asked]:
+    """Ask all prompts at a time for the length of the block, in both qualities."""
+    asked, done = Asked(), asyncio.Event()
+
+    async def asking(number: int, exact: bool) -> None:
+        while not done.is_set():
+            asked.answers.append(answer := await ask(client, number, exact))
+            if answer.status != 200:
+                await asyncio.sleep(POLL_S)
+
+    async with asyncio.TaskGroup() as clients:
+        for number in range(len(PROMPTS)):
+            for exact in (False, True):
+                clients.create_task(asking(number, exact))
+        yield asked
+        done.set()
+
+
+@pytest.mark.parametrize("topology", ["local", "disaggregated", "gathered"])
 async def test_a_policy_is_followed_while_requests_come_and_exact_ones_do_not_change(
-    suite: Suite,
+    request: pytest.FixtureRequest, topology: str
 ) -> None:
-    async with httpx.AsyncClient(base_url=suite.url, timeout=60) as client:
-        before = [await ask(client, number) for number in range(3)]
+    suite = request.getfixturevalue(topology)
+    async with httpx.AsyncClient(base_url=suite.url, timeout=HANG_S) as client:
+        before = [await ask(client, number) for number in range(len(PROMPTS))]
         assert all((answer.share, answer.threshold) == (0, 1) for answer in before)
-        under_way = True
-        answers: list[Answer] = []
-
-        async def keep_asking() -> None:
-            number = 0
-            while under_way:
-                pair = ask(client, number), ask(client, number, exact=True)
-                answers.extend(await asyncio.gather(*pair))
-                number += 1
-
-        asking = asyncio.ensure_future(keep_asking())
-        for flags in (
-            ("--way", "4"),
-            ("--way", "8", "--rule", "error"),
-            ("--way", "0", "--rule", "tokens"),
-        ):
-            await asyncio.to_thread(set_policy, suite, *flags, prefill=0.2, decode=0.4)
-            eventually_s = time.monotonic() + 60
-            seen = len(answers)
-            while not any(answer.share > 0 for answer in answers[seen:]):
-                assert time.monotonic() < eventually_s, f"nothing was degraded with {flags}"
-                await asyncio.sleep(0.1)
-        await asyncio.to_thread(suite.cli, "brownout", "set", "--mode", "off")
-        await asyncio.sleep(3)
-        under_way = False
-        await asking
-        after = [await ask(client, number) for number in range(3)]
+        async with asked_again_and_again(client) as asked:
+            for flags in (
+                ("--way", "4"),
+                ("--way", "8", "--rule", "error"),
+                ("--way", "0", "--rule", "tokens"),
+            ):
+                await asyncio.to_thread(set_policy, suite, *flags, prefill=0.2, decode=0.4)
+                await asked.until(lambda answer: answer.share > 0)
+            await asyncio.to_thread(set_policy, suite)
+        answers = asked.answers
+        after = [await ask(client, number) for number in range(len(PROMPTS))]
+    set_off(suite)
 
     assert all(answer.status == 200 for answer in answers)
     texts = [answer.text for answer in before]
@@ -122,37 +140,35 @@ async def test_a_policy_is_followed_while_requests_come_and_exact_ones_do_not_ch
     assert all((answer.share, answer.threshold) == (0, 1) for answer in after)
 
 
-@pytest.mark.timeout(240)
-async def test_the_only_holder_of_experts_dies_and_nobody_is_turned_away(tmp_path: Any) -> None:
+async def test_the_only_holder_of_experts_dies_and_nobody_is_turned_away(
+    disaggregated: Suite,
+) -> None:
     """Standard requests go on with united experts and say so; exact ones wait; then all is exact again."""
-    with running(tmp_path) as suite:
-        set_policy(suite, "--way", "4")
-        await asyncio.sleep(2)  # until the united experts are placed
-        async with httpx.AsyncClient(base_url=suite.url, timeout=60) as client:
-            texts = [(await ask(client, number)).text for number in range(3)]
-            answers: list[asyncio.Task[Answer]] = []
-            killed_s = 0.0
-            for number in range(60):
-                answers += [
-                    asyncio.ensure_future(ask(client, number)),
-                    asyncio.ensure_future(ask(client, number, exact=True)),
-                ]
-                if number == 8:
-                    killed_s = time.monotonic()
-                    suite.signal("expert-1", signal.SIGKILL)
-                await asyncio.sleep(0.25)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(60):
-                    await asyncio.gather(*answers)
-        told = [task.result() for task in answers]
+    suite = disaggregated
+    set_policy(suite, "--way", "4")
+    async with (
+        control(suite) as seen,
+        httpx.AsyncClient(base_url=suite.url, timeout=HANG_S) as client,
+    ):
 
-    assert all(answer.status == 200 for answer in told if not answer.exact)
-    assert {answer.code for answer in told if answer.status != 200} <= {"expert_unavailable"}
-    degraded = [answer for answer in told if answer.share > 0]
-    assert degraded
-    assert not any(answer.exact for answer in degraded)
-    assert min(answer.ended_s for answer in degraded) - killed_s < 5  # of a hang, not of speed
-    clean = [answer for answer in told if answer.status == 200 and not answer.share]
+        async def united_are_placed() -> bool:
+            return (await seen.placement()).num_united > 0
+
+        await until(united_are_placed)
+        await seen.agreed()
+        texts = [(await ask(client, number)).text for number in range(len(PROMPTS))]
+        async with asked_again_and_again(client) as asked:
+            await until(lambda: len(asked.answers) > len(PROMPTS))
+            with suite.unsupervised():
+                suite.signal("expert-1", signal.SIGKILL)
+                # It cannot be that they waited for it: it is not there.
+                await asked.until(lambda answer: answer.share > 0)
+            await asked.until(lambda answer: not answer.exact and answer.share == 0)
+    set_off(suite)
+
+    assert all(answer.status == 200 for answer in asked.answers if not answer.exact)
+    refused = {answer.code for answer in asked.answers if answer.status != 200}
+    assert refused <= {"expert_unavailable"}
+    assert not any(answer.exact for answer in asked.answers if answer.share > 0)
+    clean = [answer for answer in asked.answers if answer.status == 200 and not answer.share]
     assert {answer.text for answer in clean} <= set(texts)
-    last = max(answer.asked_s for answer in told)
-    assert all(answer.share == 0 for answer in told if answer.asked_s == last)

@@ -1,18 +1,18 @@
 """Workers that have other weights than their cluster, or the same in other numbers, never join, and it is said."""
 
 import json
-import secrets
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from moesaic.cluster.redis.child import start_redis
-from tests.suites import DEMO, MOESAIC, eventually, running
+from tests.suites import DEMO, MOESAIC, Suite, log_entries
+from tests.system.control import environment
+from tests.waiting import HANG_S, eventually
 
 BODY = {"prompt": "The quick brown fox", "max_tokens": 4, "temperature": 0}
 
@@ -32,94 +32,91 @@ def damaged(tmp_path: Path) -> Path:
     return directory
 
 
-@pytest.fixture
-def redis_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    redis, url = start_redis(tmp_path / "redis")
-    monkeypatch.setenv("REDIS_URL", url)
-    monkeypatch.setenv("MOESAIC_SECRET", secrets.token_hex(16))
-    yield url
-    redis.terminate()
-    redis.wait()
+@contextmanager
+def strangers(
+    suite: Suite, directory: Path, flags: Mapping[str, Sequence[str]]
+) -> Iterator[dict[str, Path]]:
+    """Start workers beside a suite, by role with these flags; gives their logs once they are refused."""
+    logs = {role: directory / f"{role}.log" for role in flags}
+    processes = []
+    try:
+        for role, log in logs.items():
+            command = [str(MOESAIC), "serve", role, "--worker-id", f"{role}-9", *flags[role]]
+            with log.open("w") as output:
+                started = subprocess.Popen(
+                    command, stdout=output, stderr=output, cwd=directory, env=environment(suite)
+                )
+            processes.append(started)
+        for log in logs.values():
+            eventually(lambda log=log: told(log, "worker.other_weights"))  # type: ignore[misc]
+        yield logs
+        assert [process.poll() for process in processes] == [None] * len(processes)
+        assert not any(told(log, "worker.ready") for log in logs.values())
+    finally:
+        for process in processes:
+            process.terminate()
+        ended = [process.wait(HANG_S) for process in processes]
+    assert set(ended) == {0}
 
 
 def told(log: Path, event: str) -> list[dict[str, Any]]:
-    lines = [line for line in log.read_text().splitlines() if line[:1] + line[-1:] == "{}"]
-    return [entry for entry in map(json.loads, lines) if entry["event"] == event]
+    return [entry for entry in log_entries(log) if entry["event"] == event]
 
 
-@pytest.mark.usefixtures("redis_url")
-@pytest.mark.timeout(240)
-def test_workers_in_other_numbers_are_refused_by_name(tmp_path: Path) -> None:
-    unlike = {
-        "expert": ("--quantization", "int8"),
-        "attention": ("--dtype", "float16"),
-    }
-    with running(tmp_path, "--topology", "local") as suite:
-        strangers = {}
-        for role, flags in unlike.items():
-            log = tmp_path / f"{role}.log"
-            command = [str(MOESAIC), "serve", role, "--worker-id", f"{role}-9", "--model"]
-            with log.open("w") as output:
-                strangers[log] = subprocess.Popen(
-                    [*command, str(DEMO), *flags], stdout=output, stderr=output, cwd=tmp_path
-                )
-        try:
-            for log, process in strangers.items():
-                flag, value = unlike[log.stem]
-                eventually(lambda log=log: told(log, "worker.other_weights"))  # type: ignore[misc]
-                [entry] = told(log, "worker.other_weights")
-                assert "attention-0 has --dtype bfloat16 --quantization none" in entry["cause"]
-                assert f"{flag} {value}" in entry["cause"]
-                assert f"{log.stem}-9" in entry["cause"]
-                assert not told(log, "worker.ready")
-                assert process.poll() is None
-            facts = json.loads(suite.cli("status", "--json").stdout)
-            services = {service["id"]: service for service in facts["services"]}
-            numbers = {
-                name: (services[name]["dtype"], services[name]["quantization"])
-                for name in ("attention-0", "expert-9", "attention-9")
-            }
-            assert numbers == {
-                "attention-0": ("bfloat16", "none"),
-                "expert-9": ("bfloat16", "int8"),
-                "attention-9": ("float16", "none"),
-            }
-            assert "attention-0 has --dtype" in str(services["expert-9"]["waiting_for"])
-            assert httpx.post(f"{suite.url}/v1/completions", json=BODY).status_code == 200
-        finally:
-            for process in strangers.values():
-                process.terminate()
-        assert [process.wait(60) for process in strangers.values()] == [0, 0]
+def services(suite: Suite) -> dict[str, dict[str, Any]]:
+    """Return what the command shows of each service."""
+    shown = json.loads(suite.cli("status", "--json").stdout)["services"]
+    return {service["id"]: service for service in shown}
 
 
-@pytest.mark.usefixtures("redis_url")
-@pytest.mark.timeout(240)
-def test_a_worker_with_one_flipped_bit_never_joins(tmp_path: Path, damaged: Path) -> None:
-    with running(tmp_path, "--topology", "local") as suite:
-        fingerprint = httpx.post(f"{suite.url}/v1/completions", json=BODY).json()[
-            "system_fingerprint"
-        ]
-        strangers = {}
-        for role in ("attention", "expert"):
-            log = tmp_path / f"{role}.log"
-            command = [str(MOESAIC), "serve", role, "--worker-id", f"{role}-9"]
-            with log.open("w") as output:
-                strangers[log] = subprocess.Popen(
-                    [*command, "--model", str(damaged)], stdout=output, stderr=output, cwd=tmp_path
-                )
-        try:
-            for log, process in strangers.items():
-                eventually(lambda log=log: told(log, "worker.other_weights"))  # type: ignore[misc]
-                [entry] = told(log, "worker.other_weights")
-                assert fingerprint == f"fp_{entry['cluster_digest'][:12]}"
-                assert entry["own_digest"] != entry["cluster_digest"]
-                assert not told(log, "worker.ready")
-                assert process.poll() is None
-            status = suite.cli("status", "--json").stdout
-            assert "the weights of this cluster" in status
-            again = httpx.post(f"{suite.url}/v1/completions", json=BODY).json()
-            assert again["system_fingerprint"] == fingerprint
-        finally:
-            for process in strangers.values():
-                process.terminate()
-        assert [process.wait(60) for process in strangers.values()] == [0, 0]
+def waits(suite: Suite, worker: str, cause: str) -> dict[str, dict[str, Any]] | None:
+    """Return all services once this one is shown to wait for something."""
+    shown = services(suite)
+    there = worker in shown and cause in str(shown[worker]["waiting_for"])
+    return shown if there else None
+
+
+def ask(suite: Suite) -> dict[str, Any]:
+    with suite.client() as client:
+        answer = client.post("/v1/completions", json=BODY)
+    assert answer.status_code == 200
+    return dict(answer.json())
+
+
+def test_workers_in_other_numbers_are_refused_by_name(local: Suite, tmp_path: Path) -> None:
+    unlike = {"expert": ("--quantization", "int8"), "attention": ("--dtype", "float16")}
+    flags = {role: ("--model", str(DEMO), *other) for role, other in unlike.items()}
+    with strangers(local, tmp_path, flags) as logs:
+        for role, log in logs.items():
+            [entry] = told(log, "worker.other_weights")
+            assert "attention-0 has --dtype bfloat16 --quantization none" in entry["cause"]
+            assert " ".join(unlike[role]) in entry["cause"]
+            assert f"{role}-9" in entry["cause"]
+        for role in unlike:
+            shown = eventually(
+                lambda role=role: waits(local, f"{role}-9", "attention-0 has --dtype")
+            )  # type: ignore[misc]
+        numbers = {
+            name: (shown[name]["dtype"], shown[name]["quantization"])
+            for name in ("attention-0", "expert-9", "attention-9")
+        }
+        assert numbers == {
+            "attention-0": ("bfloat16", "none"),
+            "expert-9": ("bfloat16", "int8"),
+            "attention-9": ("float16", "none"),
+        }
+        ask(local)
+
+
+def test_a_worker_with_one_flipped_bit_never_joins(
+    local: Suite, tmp_path: Path, damaged: Path
+) -> None:
+    fingerprint = ask(local)["system_fingerprint"]
+    flags = dict.fromkeys(("attention", "expert"), ("--model", str(damaged)))
+    with strangers(local, tmp_path, flags) as logs:
+        for role, log in logs.items():
+            [entry] = told(log, "worker.other_weights")
+            assert fingerprint == f"fp_{entry['cluster_digest'][:12]}"
+            assert entry["own_digest"] != entry["cluster_digest"]
+            eventually(lambda role=role: waits(local, f"{role}-9", "the weights of this cluster"))  # type: ignore[misc]
+        assert ask(local)["system_fingerprint"] == fingerprint

@@ -1,21 +1,21 @@
 """Processes are killed, hung and cut off; requests end with all their tokens or a typed error, and never wrong ones."""
 
-import asyncio
 import json
 import random
 import signal
 import socket
 import struct
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.system.asking import question, stream
+from tests.system.control import paused
 from tests.system.streams import STREAMS, TOKENS, around_fault, check
+from tests.waiting import HANG_S
 
 
-@pytest.mark.timeout(240)
 async def test_a_killed_expert_worker_costs_no_request(disaggregated: Any) -> None:
     before, after = await around_fault(
         disaggregated, lambda: disaggregated.signal("expert-1", signal.SIGKILL)
@@ -25,21 +25,17 @@ async def test_a_killed_expert_worker_costs_no_request(disaggregated: Any) -> No
     disaggregated.until_serving()
 
 
-@pytest.mark.timeout(240)
 async def test_a_killed_expert_worker_and_a_short_deadline_give_typed_errors_in_time(
     disaggregated: Any,
 ) -> None:
-    started = asyncio.get_running_loop().time()
     before, after = await around_fault(
         disaggregated, lambda: disaggregated.signal("expert-0", signal.SIGKILL), timeout_ms=1500
     )
 
     check(before, after)
-    assert asyncio.get_running_loop().time() - started < 90  # of a hang, not of speed
     disaggregated.until_serving()
 
 
-@pytest.mark.timeout(240)
 async def test_a_killed_attention_worker_hands_its_streams_to_the_other(wide: Any) -> None:
     before, after = await around_fault(wide, lambda: wide.signal("attention-0", signal.SIGKILL))
 
@@ -47,24 +43,20 @@ async def test_a_killed_attention_worker_hands_its_streams_to_the_other(wide: An
     wide.until_serving()
 
 
-@pytest.mark.timeout(240)
 async def test_a_hung_expert_worker_hangs_nobody(disaggregated: Any) -> None:
-    pid = disaggregated.pid("expert-1")
-    try:
+    with ExitStack() as hung:
         before, after = await around_fault(
-            disaggregated, lambda: disaggregated.signal("expert-1", signal.SIGSTOP), timeout_ms=6000
+            disaggregated,
+            lambda: hung.enter_context(paused(disaggregated, "expert-1")),
+            timeout_ms=6000,
         )
         check(before, after)
-    finally:
-        if disaggregated.pid("expert-1") == pid:
-            disaggregated.signal("expert-1", signal.SIGCONT)
     disaggregated.until_serving()
 
-    async with httpx.AsyncClient(base_url=disaggregated.url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=disaggregated.url, timeout=HANG_S) as client:
         assert (await stream(client, question(0, TOKENS))).text == before[0].text
 
 
-@pytest.mark.timeout(240)
 async def test_serving_goes_on_without_redis(disaggregated: Any) -> None:
     before, after = await around_fault(
         disaggregated, lambda: disaggregated.signal("redis", signal.SIGKILL)
@@ -74,7 +66,6 @@ async def test_serving_goes_on_without_redis(disaggregated: Any) -> None:
     disaggregated.until_serving()
 
 
-@pytest.mark.timeout(120)
 async def test_strangers_at_the_tensor_port_are_dropped_and_nobody_notices(
     disaggregated: Any,
 ) -> None:
@@ -91,16 +82,16 @@ async def test_strangers_at_the_tensor_port_are_dropped_and_nobody_notices(
     ]
     sockets = []
     for greeting in greetings * 3:
-        stranger = socket.create_connection((host, int(port)), timeout=10)
+        stranger = socket.create_connection((host, int(port)), timeout=HANG_S)
         stranger.sendall(greeting)
         sockets.append(stranger)
 
-    async with httpx.AsyncClient(base_url=disaggregated.url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=disaggregated.url, timeout=HANG_S) as client:
         outcome = await stream(client, question(3, TOKENS))
 
     assert outcome.finish_reason == "length"
     for stranger in sockets:
-        stranger.settimeout(10)
+        stranger.settimeout(HANG_S)
         try:
             while stranger.recv(4096):
                 pass  # whatever the listener says, it hangs up in the end

@@ -3,10 +3,11 @@
 import asyncio
 import math
 import re
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.soak.hostile import (
     BODIES,
@@ -16,8 +17,9 @@ from tests.soak.hostile import (
     flood_grammars,
     flood_trailers,
 )
+from tests.waiting import HANG_S
 
-HELD_S = 0.25  # what this machine may add to 50 ms while others work on it; unbounded bodies held the loop for 2 to 7 s
+HELD_S = 0.5  # ten times the 50 ms that a request may hold the loop; unbounded bodies held it for 2 to 7 s
 _BUCKET = re.compile(r'moesaic_gateway_loop_lag_seconds_bucket\{le="([^"]+)"\} (\S+)')
 
 
@@ -36,32 +38,40 @@ class OwnLag:
             self.most_s = max(self.most_s, loop.time() - due)
 
 
+def waited_s(pid: int) -> float:
+    """How long the threads of a process have waited for a core so far."""
+    with suppress(FileNotFoundError, ProcessLookupError):  # of a kernel that does not count it
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        return sum(int((task / "schedstat").read_text().split()[1]) for task in tasks) / 1e9
+    return 0.0
+
+
 async def counts(suite: Any) -> dict[float, float]:
     """Of loop lags, up to each bucket's bound."""
     processes = {p["name"]: p for p in suite.state()["processes"]}
     gateway = next(p for name, p in processes.items() if name.startswith("gateway"))
-    async with httpx.AsyncClient(timeout=30) as client:
+    async with httpx.AsyncClient(timeout=HANG_S) as client:
         text = (await client.get(f"http://{gateway['metrics_address']}/metrics")).text
     return {float(bound): float(count) for bound, count in _BUCKET.findall(text)}
 
 
-@pytest.mark.timeout(300)
 async def test_no_flood_holds_the_loop_and_everyone_survives(local: Any) -> None:
     pids = {p["name"]: p["pid"] for p in local.state()["processes"]}
-    before, own = await counts(local), OwnLag()
+    before, own, waited = await counts(local), OwnLag(), waited_s(pids["gateway"])
     watching = asyncio.create_task(own.watch())
 
-    bodies = await flood_bodies(local.url)
-    framing = await flood_trailers(local.url)
-    grammars = await flood_grammars(local.url)
+    bodies = await flood_bodies(local.url, within_s=HANG_S)
+    framing = await flood_trailers(local.url, within_s=HANG_S)
+    grammars = await flood_grammars(local.url, within_s=HANG_S)
 
     watching.cancel()
     after = await counts(local)
     held = {
         bound: after[math.inf] - after[bound] - before[math.inf] + before[bound] for bound in after
     }
-    bound = min(bound for bound in held if bound >= HELD_S + own.most_s)
-    assert held[bound] == 0, f"held longer than each of these: {held}; this process {own.most_s}"
+    waited = waited_s(pids["gateway"]) - waited
+    bound = min(bound for bound in held if bound >= HELD_S + own.most_s + waited)
+    assert held[bound] == 0, f"held longer than each of these: {held}; {own.most_s=}, {waited=}"
     statuses = re.findall(r": (\d+)'", str(dict(bodies)))
     assert len(statuses) == bodies.total() == len(BODIES)
     assert set(statuses) <= {"200", "400"}

@@ -2,14 +2,14 @@
 
 import asyncio
 import signal
-from collections.abc import Callable
 from typing import Any
 
 import httpx
-import pytest
 
 from moesaic.v1 import admin_pb2 as pb
 from moesaic.v1 import admin_pb2_grpc
+from tests.system.control import Watch, events
+from tests.waiting import HANG_S, until
 
 PROMPTS = 8
 ATTENTION = ("attention-0", "attention-1")
@@ -28,29 +28,30 @@ async def answer(client: httpx.AsyncClient, number: int) -> str:
     return str(response.json()["choices"][0]["text"])
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.05)
-
-
 async def num_retries(suite: Any, name: str) -> float:
     async with suite.channel(name) as connection:
         stub = admin_pb2_grpc.AdminServiceStub(connection)
-        stats = await stub.GetStats(pb.GetStatsRequest(), timeout=10)
+        stats = await stub.GetStats(pb.GetStatsRequest(), timeout=HANG_S)
     return float(stats.values["moesaic_step_retries_total"])
 
 
-@pytest.mark.timeout(120)
 async def test_workers_that_drain_or_are_terminated_cost_no_step(spare: Any) -> None:
+    def have_all_linked() -> bool:
+        peers = [
+            {e["peer"] for e in events(spare, name, "expert_worker.linked")} for name in ATTENTION
+        ]
+        return all(linked == {"expert-0", "expert-1", "expert-2"} for linked in peers)
+
+    await until(have_all_linked)
+    watches = {name: Watch(spare, name) for name in (*ATTENTION, "expert-0", "expert-1")}
+
     def count(name: str, event: str, **fields: object) -> int:
-        entries = (entry for entry in spare.log(name) if entry["event"] == event)
-        return sum(all(entry.get(k) == v for k, v in fields.items()) for entry in entries)
+        return len(watches[name].entries(event, **fields))
 
-    def all_linked(peer: str, times: int) -> bool:
-        return all(count(name, "expert_worker.linked", peer=peer) == times for name in ATTENTION)
+    def all_linked(peer: str) -> bool:
+        return all(count(name, "expert_worker.linked", peer=peer) == 1 for name in ATTENTION)
 
-    async with httpx.AsyncClient(base_url=spare.url, timeout=60) as client:
-        await until(lambda: all(all_linked(f"expert-{n}", 1) for n in range(3)))
+    async with httpx.AsyncClient(base_url=spare.url, timeout=HANG_S) as client:
         expected = await asyncio.gather(*(answer(client, n) for n in range(PROMPTS)))
         before = [await num_retries(spare, name) for name in ATTENTION]
         done = asyncio.Event()
@@ -65,14 +66,14 @@ async def test_workers_that_drain_or_are_terminated_cost_no_step(spare: Any) -> 
 
             async with spare.channel("expert-0") as connection:
                 expert_0 = admin_pb2_grpc.AdminServiceStub(connection)
-                await expert_0.Drain(pb.DrainRequest(), timeout=10)
+                await expert_0.Drain(pb.DrainRequest(), timeout=HANG_S)
                 spare.signal("expert-1", signal.SIGTERM)  # at once: steps meet both departures
                 # Of an expert worker that came late, it may have seen another one leave: that one pulled experts.
                 await until(lambda: all(count("expert-0", "peer.left", peer=a) for a in ATTENTION))
-                await until(lambda: all_linked("expert-1", 2))  # it was started again
+                await until(lambda: all_linked("expert-1"))  # it was started again
 
-                await expert_0.Undrain(pb.UndrainRequest(), timeout=10)
-                await until(lambda: all_linked("expert-0", 2))
+                await expert_0.Undrain(pb.UndrainRequest(), timeout=HANG_S)
+                await until(lambda: all_linked("expert-0"))
             done.set()
 
         assert [await num_retries(spare, name) for name in ATTENTION] == before

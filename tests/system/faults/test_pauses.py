@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tests.system.asking import Outcome, question, stream
+from tests.waiting import HANG_S
 
 STREAMS = 20
 TOKENS = 64
@@ -23,7 +24,7 @@ def stopped_for(seconds: float) -> Fault:
     async def pause(suite: Any) -> None:
         suite.signal(WORKER, signal.SIGSTOP)
         try:
-            await asyncio.sleep(seconds)
+            await asyncio.sleep(seconds)  # the pause itself
         finally:
             suite.signal(WORKER, signal.SIGCONT)
 
@@ -35,11 +36,12 @@ async def killed(suite: Any) -> None:
     suite.signal(WORKER, signal.SIGKILL)
 
 
-async def ask_all(client: httpx.AsyncClient) -> list[Outcome]:
+async def ask_all(client: httpx.AsyncClient, marks: list[asyncio.Event]) -> list[Outcome]:
     """Streams of which half are greedy, and half are drawn by seeds, with penalties."""
     greedy = (question(n, TOKENS) for n in range(0, STREAMS, 2))
     drawn = (question(n, TOKENS, 0.9) | PENALTIES for n in range(1, STREAMS, 2))
-    return await asyncio.gather(*(stream(client, body) for body in (*greedy, *drawn)))
+    asked = zip((*greedy, *drawn), marks, strict=True)
+    return await asyncio.gather(*(stream(client, body, None, mark) for body, mark in asked))
 
 
 async def classified(client: httpx.AsyncClient) -> list[Any]:
@@ -52,7 +54,6 @@ async def classified(client: httpx.AsyncClient) -> list[Any]:
     return [[row["label"], row["probs"]] for row in response.json()["data"]]
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("topology", "fault"),
     [
@@ -69,16 +70,18 @@ async def test_losing_the_only_attention_worker_for_a_while_costs_no_request(
 ) -> None:
     suite = request.getfixturevalue(topology)
     suite.until_serving()
-    async with httpx.AsyncClient(base_url=suite.url, timeout=90) as client:
-        undisturbed = await ask_all(client)
+    async with httpx.AsyncClient(base_url=suite.url, timeout=HANG_S) as client:
+        marks = [asyncio.Event() for _ in range(STREAMS)]
+        undisturbed = await ask_all(client, marks)
         labels = await classified(client)
 
-        asking = asyncio.create_task(ask_all(client))
         classifying = asyncio.create_task(classified(client))
-        await asyncio.sleep(0.3)
+        marks = [asyncio.Event() for _ in range(STREAMS)]
+        asking = asyncio.create_task(ask_all(client, marks))
+        for mark in marks:
+            await mark.wait()
         await fault(suite)
-        disturbed = await asyncio.wait_for(asking, 80)
-        relabelled = await asyncio.wait_for(classifying, 80)
+        disturbed, relabelled = await asyncio.gather(asking, classifying)
     suite.until_serving()
 
     assert [o.error for o in disturbed] == [None] * STREAMS

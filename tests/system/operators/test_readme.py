@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.suites import ROOT
+from tests.waiting import HANG_S
 
 README = (ROOT / "README.md").read_text()
 PRINTED_URL = "http://127.0.0.1:8000"
@@ -20,7 +21,7 @@ def block(start: str) -> str:
 
 def run(command: list[str], suite: Any) -> str:
     done = subprocess.run(
-        command, cwd=suite.directory, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=suite.directory, capture_output=True, text=True, timeout=HANG_S, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.suites import Suite, eventually, running
+from tests.suites import Suite, running
+from tests.waiting import eventually
 
 PROMPT = "Once upon a time there was a house on a hill, and nobody knew who had built it. " * 6
 
@@ -59,6 +60,7 @@ def test_a_tenant_cannot_probe_what_another_one_asked(suite: Suite, keys_file: P
         assert cached_tokens(suite, other, **salt) == 0
         assert cached_tokens(suite, one, **salt) > 0
         assert cached_tokens(suite, other, **salt) > 0
+    eventually(lambda: {"one", "other"} <= tenants(suite))
 
 
 def test_a_key_that_is_made_while_it_runs_works_within_its_limits(
@@ -66,12 +68,21 @@ def test_a_key_that_is_made_while_it_runs_works_within_its_limits(
 ) -> None:
     key = new_key(suite, keys_file, "small", "--tokens-per-minute", "300")
 
-    answers = [ask(suite, key) for _ in range(3)]
+    first = ask(suite, key)
+    refused = eventually(lambda: over(ask(suite, key)))
 
-    codes = [answer.status_code for answer in answers]
-    assert (codes[0], codes[-1]) == (200, 429), codes
-    assert answers[0].headers["x-ratelimit-limit-tokens"] == "300"
-    assert answers[-1].json()["error"]["code"] == "rate_limit_exceeded"
-    finished = [e for e in suite.log("gateway") if e["event"] == "request.finished"]
-    assert {"one", "other", "small"} <= {e.get("tenant") for e in finished}
+    assert first.status_code == 200
+    assert first.headers["x-ratelimit-limit-tokens"] == "300"
+    assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+    eventually(lambda: "small" in tenants(suite))
     assert key not in str(suite.log("gateway"))
+
+
+def over(answer: Any) -> Any:
+    """The answer if it says that a limit is reached."""
+    return answer if answer.status_code == 429 else None
+
+
+def tenants(suite: Suite) -> set[str | None]:
+    """The tenants of requests that have been logged."""
+    return {e.get("tenant") for e in suite.log("gateway") if e["event"] == "request.finished"}

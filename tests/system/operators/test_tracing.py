@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from moesaic.placement.traffic.trace import Trace
-from tests.suites import MOESAIC, ROOT, Suite, eventually
+from tests.suites import MOESAIC, ROOT, Suite
+from tests.waiting import eventually
 
 DEMO_TRACE = ROOT / "benchmarks/data/demo.moetrace"
 
@@ -21,9 +22,9 @@ def recorded(suite: Suite, file: Path, *flags: str, interrupt: bool = False) -> 
         command, cwd=suite.directory, stderr=subprocess.PIPE, text=True
     ) as recorder:
         assert recorder.stderr is not None
-        assert recorder.stderr.readline().startswith("recording attention-0")
+        assert recorder.stderr.readline().startswith("recording attention-0")  # it watches
         asked = 0
-        while recorder.poll() is None:  # it does not say when it begins to watch
+        while recorder.poll() is None:
             answer = suite.cli("generate", "Once upon a time", "--max-tokens", "20")
             assert answer.returncode == 0, answer.stderr
             asked += 1

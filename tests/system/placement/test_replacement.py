@@ -2,10 +2,10 @@
 single process gives. What takes longer is in ``test_replacement_long.py``."""
 
 import asyncio
+import json
 import shutil
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 from moesaic.cluster.placement_view import committed_epoch
 from moesaic.v1 import expert_pb2, expert_pb2_grpc
 from tests.suites import Suite, running
-from tests.system.asking import Outcome, ask, question, stream, under_load, until
+from tests.system.asking import Outcome, ask, question, stream, under_load
 from tests.system.control import (
     SETTINGS,
     Control,
@@ -29,6 +29,7 @@ from tests.system.control import (
     planned,
     rotated,
 )
+from tests.waiting import HANG_S, until
 
 LONG = 160  # tokens: more than come before a fault
 LEASES_END_S = 7.0  # all leases of workers end within that time
@@ -42,13 +43,16 @@ def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
         yield suite
 
 
-@pytest.mark.timeout(240)
 async def test_experts_move_under_load_and_no_answer_changes(
     tight: Suite, right: list[str], tmp_path: Path
 ) -> None:
     plan_file = tmp_path / "plan.json"
+
+    async def counted_all() -> bool:
+        return "null" not in json.dumps(await cli(tight, "experts", "ls"))
+
     async with under_load(tight.url, right):
-        await until(lambda: tight.cli("experts", "ls", "--json").stdout.count("null") == 0)
+        await until(counted_all)
         plan = await planned(tight, plan_file)
         assert plan["sampled_batches"] > 0
         assert 0 < plan["activated_after"] <= 14
@@ -58,7 +62,7 @@ async def test_experts_move_under_load_and_no_answer_changes(
         applied = await cli(tight, "placement", "apply", str(plan_file))
         assert applied["epoch"] > plan["base_epoch"]
 
-    stale = tight.cli("placement", "apply", str(plan_file))
+    stale = await asyncio.to_thread(tight.cli, "placement", "apply", str(plan_file))
     assert stale.returncode == 1
     assert "plan again" in stale.stderr
     prepared = [
@@ -83,7 +87,6 @@ async def test_experts_move_under_load_and_no_answer_changes(
     assert shown["decisions"][0]["epoch"] == applied["epoch"]
 
 
-@pytest.mark.timeout(180)
 async def test_a_worker_whose_experts_have_replicas_dies_and_nobody_who_asks_notices(
     spare: Suite, right: list[str]
 ) -> None:
@@ -98,51 +101,46 @@ async def dies_before_telling(seen: Control, worker: str) -> Move | None:
 
     None if it could not commit: so slow was the loading that its connections ended while it slept.
     """
-    async with seen.moving(2) as move:
-        with ExitStack() as hung:
-            with paused(seen.suite, "scheduler"):
-                await seen.until_prepared(move.before, move.after)
-                hung.enter_context(paused(seen.suite, worker))
-            others = [name for name in seen.workers if name != worker]
-            while min([(await seen.slots(name)).epoch for name in others]) < move.epoch:
-                if move.applying.done():
-                    return None
-                await asyncio.sleep(0.02)
+    others = [name for name in seen.workers if name != worker]
+    async with seen.moving(2, loaded=True) as move:
+        with paused(seen.suite, worker):
+            seen.suite.signal("scheduler", signal.SIGCONT)
+
+            async def told() -> bool:
+                epochs = [(await seen.slots(name)).epoch for name in others]
+                return move.applying.done() or min(epochs) >= move.epoch
+
+            await until(told)
+            if move.applying.done():
+                return None
             seen.suite.signal("scheduler", signal.SIGKILL)
     return move
 
 
-@pytest.mark.timeout(240)
 async def test_schedulers_that_die_in_any_phase_leave_one_epoch_and_nothing_else(
     tight: Suite, right: list[str]
 ) -> None:
     async with control(tight) as seen, under_load(tight.url, right):
-        base = await seen.settled()
+        await seen.settled()
 
         while (move := await dies_before_telling(seen, "expert-2")) is None:
-            base = await seen.settled()
+            await seen.settled()
         assert await committed_epoch(seen.bus) == move.epoch  # Redis knows, and one worker does not
-        assert (await seen.slots("expert-2")).epoch == base
-        base = await seen.agreed()
-        assert base == move.epoch
+        assert (await seen.slots("expert-2")).epoch == move.before.epoch
+        assert await seen.agreed() == move.epoch
 
         assert not await seen.is_alone(move.after)  # old experts are still held
         async with seen.moving(2) as move:  # while they are, and workers load others
             tight.signal("scheduler", signal.SIGKILL)
-            assert await committed_epoch(seen.bus) == base
-        assert await seen.settled() == base
+        assert await seen.settled() == move.before.epoch
 
-        async with seen.moving(2) as move:  # all have loaded, and Redis does not know yet
-            with paused(tight, "scheduler"):
-                await seen.until_prepared(move.before, move.after)
-                tight.signal("scheduler", signal.SIGKILL)
-            assert await committed_epoch(seen.bus) == base
-        assert await seen.settled() == base
+        async with seen.moving(2, loaded=True) as move:  # and Redis does not know yet
+            tight.signal("scheduler", signal.SIGKILL)
+        assert await seen.settled() == move.before.epoch
     given_out = [entry["epoch"] for entry in events(tight, "scheduler", "placement.planned")]
     assert given_out == sorted(set(given_out))  # none twice, none lower than one before
 
 
-@pytest.mark.timeout(240)
 async def test_a_scheduler_that_slept_past_its_lease_commits_nothing(
     tight: Suite, right: list[str]
 ) -> None:
@@ -154,65 +152,69 @@ async def test_a_scheduler_that_slept_past_its_lease_commits_nothing(
         under_load(tight.url, right),
         another_scheduler(tight, "standby") as standby,
     ):
-        base, before = await seen.settled(), commits()
+        await seen.settled()
         address = (await standby.until("service.ready"))["admin_address"]
-        async with seen.moving(2) as move:
-            with paused(tight, "scheduler"):
-                await seen.until_prepared(move.before, move.after)  # the answers wait for it
-                await seen.bus.delete("leader:scheduler")  # as its expiry does
-                await standby.until("leader.changed", leads=True)
-                assert await seen.settled() == base  # what it had prepared is given up
-                epoch = await seen.apply(rotated(await seen.placement(), 1), address)
-            with pytest.raises(grpc.aio.AioRpcError):
-                await move.applying
-        waiting_for = ["the lead, which standby has"]
-        while (await seen.fleet()).waiting_for != waiting_for:
-            await asyncio.sleep(0.05)
+        async with seen.moving(2, loaded=True) as move:  # the answers wait for it
+            before = commits()
+            await seen.bus.delete("leader:scheduler")  # as its expiry does
+            await standby.until("leader.changed", leads=True)
+            # What it had prepared is given up.
+            assert await seen.settled() == move.before.epoch
+            epoch = await seen.apply(rotated(await seen.placement(), 1), address)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await move.applying
+        await seen.until_follows("standby")
         assert commits() == before
         assert await seen.agreed() == epoch > move.epoch
     async with control(tight) as seen:
         await seen.until_led()
 
 
-@pytest.mark.timeout(240)
 async def test_what_clients_see_of_the_loss_of_a_sole_holder(
     tight: Suite, local: Suite, right: list[str]
 ) -> None:
     numbers = range(4)
     bodies = [question(n, LONG, temperature=0.8 if n % 2 else 0) for n in numbers]
-    async with httpx.AsyncClient(base_url=local.url, timeout=90) as client:
+    async with httpx.AsyncClient(base_url=local.url, timeout=HANG_S) as client:
         answers = await asyncio.gather(*(ask(client, body) for body in bodies))
     whole = [answer.text for answer in answers]
 
     async with (
-        httpx.AsyncClient(base_url=tight.url, timeout=90) as client,
+        httpx.AsyncClient(base_url=tight.url, timeout=HANG_S) as client,
         control(tight) as seen,
         asyncio.TaskGroup() as asked,
     ):
 
-        def begin(timeout_ms: int | None) -> list[tuple[asyncio.Event, asyncio.Task[Outcome]]]:
+        async def begun(timeout_ms: int | None) -> list[asyncio.Task[Outcome]]:
             marks = [asyncio.Event() for _ in numbers]
-            return [
-                (mark, asked.create_task(stream(client, body, timeout_ms, mark)))
+            streams = [
+                asked.create_task(stream(client, body, timeout_ms, mark))
                 for mark, body in zip(marks, bodies, strict=True)
             ]
+            for mark in marks:
+                await mark.wait()
+            return streams
 
-        patient, hasty = begin(None), begin(3000)
-        for mark, _ in (*patient, *hasty):
-            await mark.wait()
+        hasty_ms, patient, hasty = 1500, [], []
+        while not hasty or any(task.done() for task in (*patient, *hasty)):
+            hasty_ms *= 2  # until all of them can begin in time
+            patient, hasty = await asyncio.gather(begun(None), begun(hasty_ms))
         with paused(tight, "scheduler"):  # nobody takes the worker back before all was seen
             tight.signal("expert-1", signal.SIGKILL)
-            late = await asyncio.gather(*(ask(client, body, 500) for body in bodies))
             waiting = [asked.create_task(ask(client, body)) for body in bodies]
-            while (await client.get("/readyz")).status_code == 200:
-                await asyncio.sleep(0.1)
+            late = await asyncio.gather(*(ask(client, body, 500) for body in bodies))
+
+            async def not_ready() -> bool:
+                return (await client.get("/readyz")).status_code != 200
+
+            await until(not_ready)
             refused = await asyncio.gather(
                 *(how(client, body) for how in (ask, stream) for body in bodies)
             )
-            cut = [await task for _, task in hasty]
-            assert not any(task.done() for _, task in patient)
+            cut = [await task for task in hasty]
+            assert not any(task.done() for task in patient)
         waited = [await task for task in waiting]
-        streamed = [await task for _, task in patient]
+        streamed = [await task for task in patient]
         await seen.agreed()
 
     assert {(o.status, o.error, o.retry_after) for o in late} == {(504, "deadline_exceeded", "1")}
@@ -228,7 +230,6 @@ async def test_what_clients_see_of_the_loss_of_a_sole_holder(
         pass
 
 
-@pytest.mark.timeout(240)
 async def test_a_redis_that_hangs_or_loses_everything_changes_nothing(
     tight: Suite, right: list[str]
 ) -> None:
@@ -239,6 +240,7 @@ async def test_a_redis_that_hangs_or_loses_everything_changes_nothing(
         base, there = await seen.agreed(), await seen.members()
 
         with paused(tight, "redis"):
+            # Nothing shows that leases have ended while nobody can read them.
             await asyncio.sleep(LEASES_END_S)
             await load.round()
         await seen.until_led()
@@ -252,14 +254,14 @@ async def test_a_redis_that_hangs_or_loses_everything_changes_nothing(
         await until(lambda: redis()["pid"] not in (0, pid))
         await load.round()
         await seen.until_led()
-        assert len(events(tight, "scheduler", "placement.republished")) == 1
+        await until(lambda: events(tight, "scheduler", "placement.republished"))
         assert await seen.agreed() == base
         assert await seen.members() == there
-        while await seen.windows() <= taken:
-            await asyncio.sleep(0.05)
+        await seen.until_reported(taken)
 
         epoch = await seen.apply(rotated(await seen.placement(), 1))
         assert await seen.agreed() == epoch > base
+    assert len(events(tight, "scheduler", "placement.republished")) == 1
 
 
 async def counted(suite: Suite, name: str) -> int:
@@ -267,7 +269,7 @@ async def counted(suite: Suite, name: str) -> int:
     async with suite.channel(name) as connection:
         stub = expert_pb2_grpc.ExpertServiceStub(connection)
         request = expert_pb2.ExpertServiceGetActivationsRequest()
-        answer = await stub.GetActivations(request, timeout=10)
+        answer = await stub.GetActivations(request, timeout=HANG_S)
     for layer in answer.layers:
         assert sum(layer.tokens) >= layer.batches * 4  # top 4 of every row
         assert max(layer.active) <= layer.batches

@@ -1,6 +1,5 @@
 """Numbers of workers change under load, and what is wanted outlives the scheduler that was told."""
 
-import asyncio
 import signal
 
 import grpc
@@ -8,9 +7,9 @@ import pytest
 
 from moesaic.v1 import scheduler_pb2 as pb
 from tests.system.asking import under_load
+from tests.system.control import paused
 from tests.system.scaling.fleets import LARGE, SMALL, WORKERS, Fleet
-
-pytestmark = pytest.mark.timeout(120)  # suites start within it
+from tests.waiting import until
 
 
 async def test_workers_come_and_go_under_load_and_no_request_is_lost(
@@ -27,8 +26,7 @@ async def test_workers_come_and_go_under_load_and_no_request_is_lost(
     assert (grown.failure, shrunk.failure) == ("", "")
     assert (grown.cause, grown.adopted) == ("operator", True)
     assert (grown.before, grown.wanted) == (SMALL, LARGE)
-    resting = [name for name in WORKERS if fleet.states(name)[-1] == "standby"]
-    assert sorted(name.split("-")[0] for name in resting) == ["attention", "expert"]
+    assert fleet.resting() == ["attention", "expert"]
 
 
 @pytest.mark.parametrize("told", [False, True])
@@ -45,13 +43,14 @@ async def test_the_next_scheduler_ends_what_a_killed_one_began_and_repeats_nothi
     fleet.suite.signal("scheduler", signal.SIGKILL)
     decision = await fleet.ended(decision_id)
 
+    await until(lambda: not fleet.resting())
     after = await fleet.scaling()
     assert not decision.failure
     assert after.shape == LARGE
     assert after.wish.number == before.wish.number + 1
     assert sum(each.decision_id == decision_id for each in after.decisions) == 1
-    became = {name: fleet.states(name)[count:] for name, count in known.items()}
-    assert [states for states in became.values() if states] == [["ready"], ["ready"]]
+    became = [fleet.states(name)[count:] for name, count in known.items()]
+    assert [states for states in became if states] == [["ready"], ["ready"]]
     # Each was told once; a scheduler that is killed right then does not log it any more.
     assert fleet.activations() <= activations + 2
 
@@ -62,8 +61,7 @@ async def test_advice_changes_nothing(fleet: Fleet) -> None:
 
     # Too few for the policy: it would have one worker of each side more.
     await fleet.set(mode="advise", interval_s=0.5, min_attention=2, min_experts=3)
-    while not (advice := await fleet.advice()):
-        await asyncio.sleep(0.2)
+    advice = await until(fleet.advice)
     await fleet.set(mode="off", min_attention=1, min_experts=1)
 
     after = await fleet.scaling()
@@ -90,16 +88,15 @@ async def test_a_worker_on_standby_that_dies_is_not_picked(fleet: Fleet) -> None
     await fleet.scaled_to(SMALL)
     [resting] = [n for n in WORKERS if n.startswith("expert") and fleet.states(n)[-1] == "standby"]
 
-    fleet.suite.signal(resting, signal.SIGSTOP)
-    try:
-        while (await fleet.scaling()).most.experts > SMALL.experts:  # its lease runs out
-            await asyncio.sleep(0.2)
+    async def lease_is_over() -> bool:
+        return (await fleet.scaling()).most.experts == SMALL.experts
+
+    with paused(fleet.suite, resting):
+        await until(lease_is_over)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await fleet.want(LARGE)
         assert "shape.experts" in str(refused.value.details())
         grown = await fleet.scaled_to(pb.FleetShape(attention=2, experts=2))
-    finally:
-        fleet.suite.signal(resting, signal.SIGCONT)
 
     assert not grown.failure
     assert fleet.states(resting)[-1] == "standby"

@@ -18,7 +18,6 @@ def language() -> Language:
 
 
 @pytest.mark.parametrize("labelled", ONE_TOKEN, ids=lambda labelled: str(labelled.name))
-@pytest.mark.timeout(240)
 def test_the_label_of_a_prefill_is_what_the_model_generates(
     local: Any, language: Language, labelled: LabelledSet
 ) -> None:

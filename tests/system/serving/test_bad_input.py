@@ -1,10 +1,10 @@
 """Bad input gets a clear answer that names what is wrong."""
 
 import json
+import os
 import shutil
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +12,17 @@ import openai
 import pytest
 
 from moesaic.cli.machine.ports import hold_port, number_of
-
-MOESAIC = Path(sys.executable).with_name("moesaic")
+from tests.suites import MOESAIC
+from tests.waiting import HANG_S
 
 
 def refused(directory: Path, *flags: str, **environment: str) -> str:
-    import os
-
     done = subprocess.run(
         [str(MOESAIC), "up", *flags],
         cwd=directory,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
         check=False,
         env={**os.environ, **environment},
     )
@@ -100,7 +98,7 @@ def test_one_service_alone_says_what_it_lacks(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
         check=False,
     )
 

@@ -5,24 +5,24 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.suites import MOESAIC, ROOT, Suite, eventually, running
+from tests.suites import MOESAIC, ROOT, Suite
+from tests.waiting import HANG_S, eventually
 
 PAGE = (ROOT / "docs/use/batch.md").read_text(encoding="utf-8")
 PRINTED_URL = "http://127.0.0.1:8000"
 NUM_ROWS = 300
 
 
-@pytest.fixture(scope="module")
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
-    with running(tmp_path_factory.mktemp("batches"), "--topology", "local") as suite:
-        yield suite
+@pytest.fixture
+def suite(local: Suite) -> Suite:
+    return local
 
 
 def block(start: str) -> str:
@@ -32,7 +32,7 @@ def block(start: str) -> str:
 
 def run(command: list[str], suite: Suite) -> str:
     done = subprocess.run(
-        command, cwd=suite.directory, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=suite.directory, capture_output=True, text=True, timeout=HANG_S, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -71,21 +71,12 @@ def test_a_batch_survives_the_gateway_with_the_answers_that_the_command_gets(
     ]
     source = suite.directory / "rows.jsonl"
     source.write_text("".join(json.dumps(request) + "\n" for request in requests))
-    with suite.client() as client:
-        with source.open("rb") as content:
-            file = client.post("/v1/files", files={"file": content}, data={"purpose": "batch"})
-        body = {
-            "input_file_id": file.json()["id"],
-            "endpoint": "/v1/classify",
-            "completion_window": "24h",
-        }
-        batch_id = client.post("/v1/batches", json=body).json()["id"]
-        eventually(lambda: get(suite, batch_id)["request_counts"]["completed"] > 0)
-        assert get(suite, batch_id)["status"] == "in_progress"
+    with suite.client() as client, source.open("rb") as content:
+        file = client.post("/v1/files", files={"file": content}, data={"purpose": "batch"})
+    batch_id = eventually(lambda: begun_batch(suite, file.json()["id"]))
 
     suite.signal("gateway", signal.SIGKILL)
-    eventually(lambda: is_completed(suite, batch_id))
-    batch = get(suite, batch_id)
+    batch = eventually(lambda: completed(suite, batch_id))
     with suite.client() as client:
         output = client.get(f"/v1/files/{batch['output_file_id']}/content").text
     done = suite.cli("run-batch", "-i", "rows.jsonl", "-o", "rows.out.jsonl")
@@ -103,9 +94,18 @@ def get(suite: Suite, batch_id: str) -> dict[str, Any]:
         return dict(client.get(f"/v1/batches/{batch_id}").json())
 
 
-def is_completed(suite: Suite, batch_id: str) -> bool:
-    """Check whether it is, as far as there is a gateway to ask."""
-    try:
-        return bool(get(suite, batch_id)["status"] == "completed")
-    except httpx.TransportError:
-        return False
+def begun_batch(suite: Suite, file_id: str) -> str | None:
+    """Give a new batch in its middle; none if it was over too soon."""
+    body = {"input_file_id": file_id, "endpoint": "/v1/classify", "completion_window": "24h"}
+    with suite.client() as client:
+        batch_id = str(client.post("/v1/batches", json=body).json()["id"])
+    eventually(lambda: get(suite, batch_id)["request_counts"]["completed"] > 0)
+    return batch_id if get(suite, batch_id)["status"] == "in_progress" else None
+
+
+def completed(suite: Suite, batch_id: str) -> dict[str, Any] | None:
+    """Return the batch if it is completed, as far as there is a gateway to ask."""
+    with suppress(httpx.TransportError):
+        batch = get(suite, batch_id)
+        return batch if batch.get("status") == "completed" else None
+    return None

@@ -10,13 +10,14 @@ import pytest
 from tests.suites import Suite, running
 from tests.system.asking import question
 from tests.system.control import SETTINGS, cli, planned
+from tests.waiting import HANG_S
 
 TOKENS = 24
 
 
 async def asked(url: str, number: int) -> tuple[str, list[Any]]:
     """A greedy answer and its log-probabilities, as the service writes float32 numbers."""
-    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=HANG_S) as client:
         body = question(number, TOKENS) | {"logprobs": 3, "cache_salt": str(number)}
         response = await client.post("/v1/completions", json=body)
     response.raise_for_status()
@@ -28,7 +29,6 @@ async def asked(url: str, number: int) -> tuple[str, list[Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("flags", [("2", "20"), ("3", "14")], ids=["2 experts", "3 experts"])
 async def test_every_bit_is_that_of_a_single_process_while_experts_move(
     local: Suite, tmp_path: Path, flags: tuple[str, str]

@@ -3,12 +3,14 @@
 import json
 from typing import Any
 
+from tests.waiting import HANG_S
+
 PROMPT = "The king said to his"
 
 
 def post(suite: Any, path: str, **body: Any) -> dict[str, Any]:
     with suite.client() as client:
-        response = client.post(path, json=body, timeout=60)
+        response = client.post(path, json=body, timeout=HANG_S)
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()
     return answer

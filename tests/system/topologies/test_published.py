@@ -18,7 +18,6 @@ MODELS = {
 }
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "form",
     [

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from benchmarks.prefill.shaped_hosts import NotPermitted, shaped_hosts
+from tests.waiting import HANG_S
 
 SERVE = """
 import socket
@@ -36,7 +37,9 @@ def test_hosts_reach_each_other_over_shaped_links_and_leave_nothing_behind() -> 
             asked = near.command(
                 [sys.executable, "-c", ASK, far.address, serving.stdout.readline().strip()]
             )
-            answer = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=False)
+            answer = subprocess.run(
+                asked, capture_output=True, text=True, timeout=HANG_S, check=False
+            )
             serving.kill()
             serving.communicate()
     except NotPermitted as error:

@@ -30,7 +30,6 @@ def classify(suite: Any, rows: Path, out: Path) -> tuple[float, list[str]]:
     return result["accuracy"], [answers[key] for key in sorted(answers)]
 
 
-@pytest.mark.timeout(600)
 def test_classification_is_the_same_in_both_topologies(
     local: Any, disaggregated: Any, clinc_domain: Path, tmp_path: Path
 ) -> None:

@@ -1,99 +1,93 @@
 """Real services on nodes of different names: rows travel in two phases, and answers stay the same."""
 
 import asyncio
-import json
-import secrets
 import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
-import pytest
 
-from moesaic.cluster.redis.child import start_redis
 from moesaic.v1 import admin_pb2 as pb
 from moesaic.v1 import admin_pb2_grpc
-from tests.suites import DEMO, MOESAIC, Suite, running
+from tests.suites import DEMO, MOESAIC, Suite, log_entries
+from tests.system.asking import question, stream
+from tests.system.control import environment, events
+from tests.waiting import HANG_S, until
 
-PROMPTS = [f"The {number}th man went to the town of London and" for number in range(8)]
+TOKENS = 24
 GATHERED = ("attention-a0", "attention-a1")  # on a node of their own
 
 
-@pytest.fixture
-def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Suite]:
-    """Two expert workers on one node, two attention workers on another, and one that will not serve."""
-    redis, url = start_redis(tmp_path / "redis")
-    monkeypatch.setenv("REDIS_URL", url)
-    monkeypatch.setenv("MOESAIC_SECRET", secrets.token_hex(16))
-    try:
-        with running(tmp_path) as suite, attention(tmp_path):
-            yield suite
-    finally:
-        redis.terminate()
-        redis.wait()
-
-
 @contextmanager
-def attention(directory: Path) -> Iterator[None]:
-    """Two more attention workers, not on the suite's node."""
+def attention(suite: Suite, directory: Path) -> Iterator[list[Path]]:
+    """Two more attention workers, not on the suite's node; gives their logs."""
     flags = ["--model", str(DEMO), "--node", "a", "--exchange", "relay"]
-    processes = []
-    for name in GATHERED:
-        with (directory / f"{name}.log").open("w") as log:
+    processes, logs = [], [directory / f"{name}.log" for name in GATHERED]
+    try:
+        for name, path in zip(GATHERED, logs, strict=True):
             command = [str(MOESAIC), "serve", "attention", "--worker-id", name, *flags]
             if name == GATHERED[0]:  # the other one has a single batch of every step
                 command += ["--micro-batches", "2"]
-            processes.append(subprocess.Popen(command, stdout=log, stderr=log, cwd=directory))
-    try:
-        yield
+            with path.open("w") as log:
+                processes.append(
+                    subprocess.Popen(
+                        command, stdout=log, stderr=log, cwd=directory, env=environment(suite)
+                    )
+                )
+        yield logs
     finally:
         for process in processes:
             process.terminate()
         for process in processes:
-            process.wait(60)
+            process.wait(HANG_S)
 
 
-def events(log: Path, event: str) -> list[dict[str, Any]]:
-    lines = [line for line in log.read_text(encoding="utf-8").splitlines() if line[-1:] == "}"]
-    return [entry for entry in map(json.loads, lines) if entry["event"] == event]
-
-
-async def answer(client: httpx.AsyncClient, prompt: str) -> str:
-    body = {
-        "model": "demo",
-        "prompt": prompt,
-        "max_tokens": 24,
-        "temperature": 0,
-        "ignore_eos": True,
-    }
-    response = await client.post("/v1/completions", json=body)
-    assert response.status_code == 200, response.text
-    return str(response.json()["choices"][0]["text"])
-
-
-@pytest.mark.timeout(240)
-async def test_answers_are_the_same_and_a_killed_relay_costs_none(
-    apart: Suite, local: Suite
-) -> None:
-    logs = [apart.directory / f"{name}.log" for name in GATHERED]
-    async with httpx.AsyncClient(base_url=local.url, timeout=60) as client:
-        expected = await asyncio.gather(*(answer(client, prompt) for prompt in PROMPTS))
-    while not all(events(log, "worker.ready") and events(log, "route.switched") for log in logs):
-        await asyncio.sleep(0.1)
-    async with apart.channel("attention-0") as connection:
+@asynccontextmanager
+async def drained(suite: Suite, name: str) -> AsyncIterator[None]:
+    """One worker takes no requests for the length of the block."""
+    async with suite.channel(name) as connection:
         stub = admin_pb2_grpc.AdminServiceStub(connection)
-        await stub.Drain(pb.DrainRequest(), timeout=10)
+        await stub.Drain(pb.DrainRequest(), timeout=HANG_S)
+        try:
+            yield
+        finally:
+            await stub.Undrain(pb.UndrainRequest(), timeout=HANG_S)
 
-    async with httpx.AsyncClient(base_url=apart.url, timeout=120) as client:
-        assert await asyncio.gather(*(answer(client, p) for p in PROMPTS)) == expected
-        for name in ("expert-0", "expert-1"):  # each has relayed to the other
-            assert any(e["event"] == "neighbour.linked" for e in apart.log(name))
-        assert any(events(log, "neighbour.linked") for log in logs)
 
-        asking = asyncio.gather(*(answer(client, p) for p in PROMPTS))
-        await asyncio.sleep(0.3)
-        apart.signal("expert-1", signal.SIGKILL)
-        assert await asking == expected
+def has_logged(log: Path, event: str) -> bool:
+    return any(entry["event"] == event for entry in log_entries(log))
+
+
+async def test_answers_are_the_same_and_a_killed_relay_costs_none(
+    disaggregated: Suite, local: Suite, tmp_path: Path
+) -> None:
+    bodies = [question(number, TOKENS) for number in range(8)]
+
+    async def answers(client: httpx.AsyncClient, *marks: asyncio.Event) -> list[str | None]:
+        asked = zip(bodies, marks or [None] * len(bodies), strict=True)
+        outcomes = await asyncio.gather(*(stream(client, body, None, mark) for body, mark in asked))
+        assert [outcome.error for outcome in outcomes] == [None] * len(bodies)
+        return [outcome.text for outcome in outcomes]
+
+    with attention(disaggregated, tmp_path) as logs:
+        async with httpx.AsyncClient(base_url=local.url, timeout=HANG_S) as client:
+            expected = await answers(client)
+        for event in ("worker.ready", "route.switched"):
+            await until(lambda event=event: all(has_logged(log, event) for log in logs))  # type: ignore[misc]
+        async with (
+            drained(disaggregated, "attention-0"),
+            httpx.AsyncClient(base_url=disaggregated.url, timeout=HANG_S) as client,
+        ):
+            assert await answers(client) == expected
+            for name in ("expert-0", "expert-1"):  # each has relayed to the other
+                await until(lambda name=name: events(disaggregated, name, "neighbour.linked"))  # type: ignore[misc]
+            await until(lambda: any(has_logged(log, "neighbour.linked") for log in logs))
+
+            marks = [asyncio.Event() for _ in bodies]
+            asking = asyncio.create_task(answers(client, *marks))
+            for mark in marks:
+                await mark.wait()
+            disaggregated.signal("expert-1", signal.SIGKILL)
+            assert await asking == expected

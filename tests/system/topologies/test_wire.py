@@ -25,7 +25,6 @@ def answers(suite: Suite) -> list[tuple[list[int], list[float]]]:
     return found
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("experts", ["2", "3"])
 def test_suites_of_packed_rows_answer_alike_with_python_and_without(
     local: Suite, tmp_path: Path, experts: str

@@ -41,16 +41,14 @@ def record(
     import asyncio
 
     from moesaic.cli.clients.traces import Recording
-    from moesaic.cli.clients.traces import record as read
     from moesaic.errors import MoesaicError
 
     before = _read(file) if append and file.exists() else None
     _require_writable(file)
     recording, problem = Recording(part, max_rows, before), ""
     workers = asyncio.run(_attention_workers(scheduler))
-    say(f"recording {', '.join(workers)} for {seconds:g} s")
     try:
-        asyncio.run(read(recording, workers, seconds))
+        asyncio.run(_read_workers(recording, workers, seconds))
     except KeyboardInterrupt:
         pass
     except MoesaicError as error:  # what was recorded until then is whole
@@ -61,6 +59,23 @@ def record(
         raise CommandError(problem)
     if not recording.steps:
         raise CommandError("nothing was recorded: no request was running", Exit.UNHEALTHY)
+
+
+async def _read_workers(recording: "Recording", workers: dict[str, str], seconds: float) -> None:
+    """Record what workers serve, and say so when one of them watches."""
+    import asyncio
+
+    from moesaic.cli.clients.traces import record as read
+
+    async def tell() -> None:
+        await recording.begun.wait()
+        say(f"recording {', '.join(workers)} for {seconds:g} s")
+
+    telling = asyncio.create_task(tell())
+    try:
+        await read(recording, workers, seconds)
+    finally:
+        telling.cancel()
 
 
 async def _attention_workers(scheduler: str) -> dict[str, str]:
