@@ -5,12 +5,15 @@ import subprocess
 from typing import Any
 
 from tests.suites import Suite
+from tests.waiting import HANG_S
 
 
 def curl(suite: Suite, path: str, body: dict[str, Any], *flags: str) -> str:
     command = ["curl", "-sS", *flags, f"{suite.url}{path}"]
     command += ["-H", "Content-Type: application/json", "-d", json.dumps(body)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=HANG_S, check=True
+    ).stdout
 
 
 def test_a_stream_ends_with_a_reason_and_done(suite: Suite) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.suites import DEMO, Suite
+from tests.waiting import HANG_S
 
 pytestmark = pytest.mark.skipif(
     find_spec("guidellm") is None, reason="guidellm: make test-clients installs it"
@@ -28,7 +29,7 @@ def test_a_short_run_ends_without_errors(suite: Suite, tmp_path: Path, route: st
         *("--tokenizer", f"kind=hf_auto,model={DEMO}"),
         *("--output", f"kind=json,path={tmp_path / 'report.json'}"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
     [benchmark] = json.loads((tmp_path / "report.json").read_text())["benchmarks"]

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.suites import DEMO, ROOT, running
+from tests.waiting import HANG_S
 
 pytestmark = pytest.mark.skipif(
     find_spec("lm_eval") is None, reason="lm_eval: make test-clients installs it"
@@ -145,7 +146,7 @@ def evaluate(url: str, directory: Path, tasks: list[str]) -> dict[str, list[list
         env=os.environ | {"HF_HOME": str(directory / "hf")},
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=HANG_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -158,7 +159,6 @@ def _samples(directory: Path, name: str) -> list[list[float]]:
     return [[float(logprob) for logprob, _ in line["filtered_resps"]] for line in lines]
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_every_log_likelihood_is_that_of_transformers(
     topology: str,

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.suites import CLINC_DOMAIN, Suite
+from tests.waiting import HANG_S
 
 pytestmark = pytest.mark.skipif(
     find_spec("lm_eval") is None, reason="lm_eval: make test-clients installs it"
@@ -59,7 +60,7 @@ def evaluate(suite: Suite, directory: Path, rows: list[dict[str, Any]]) -> tuple
         env=os.environ | {"HF_HOME": str(directory / "hf")},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=HANG_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -11,7 +11,8 @@ import httpx
 import openai
 import pytest
 
-from tests.suites import Suite, eventually
+from tests.suites import Suite
+from tests.waiting import HANG_S, eventually
 
 MESSAGES = [{"role": "user", "content": "Continue this text. The old prince came into the room"}]
 GREEDY: dict[str, Any] = {"model": "demo", "temperature": 0, "max_tokens": 16}
@@ -26,7 +27,7 @@ def client(suite: Suite) -> Iterator[openai.OpenAI]:
 
 def metric(suite: Suite, pattern: str) -> float:
     """The sum of the gateway's series that match."""
-    lines = httpx.get(f"{suite.url}/metrics", timeout=10).text.splitlines()
+    lines = httpx.get(f"{suite.url}/metrics", timeout=HANG_S).text.splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if re.match(pattern, line))
 
 
@@ -149,12 +150,12 @@ def test_a_deadline_of_the_callers_ends_the_request(client: openai.OpenAI) -> No
 
 
 def test_the_client_waits_out_a_lost_expert_worker(suite: Suite, client: openai.OpenAI) -> None:
-    create = client.with_options(max_retries=10).completions.with_raw_response.create
+    create = client.with_options(max_retries=100).completions.with_raw_response.create
     before = create(prompt="a story", **GREEDY).parse()
     suite.signal("scheduler", signal.SIGSTOP)  # who would have the experts loaded elsewhere
     try:
         suite.signal("expert-1", signal.SIGKILL)
-        eventually(lambda: httpx.get(f"{suite.url}/readyz", timeout=5).status_code == 503)
+        eventually(lambda: httpx.get(f"{suite.url}/readyz", timeout=HANG_S).status_code == 503)
         with pytest.raises(openai.InternalServerError) as caught:
             client.with_options(max_retries=0).completions.create(prompt="a story", **GREEDY)
         refused = num_refused(suite)

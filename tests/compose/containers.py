@@ -3,13 +3,13 @@
 import json
 import os
 import subprocess
-import time
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
-from tests.suites import ROOT, eventually
+from tests.suites import ROOT
+from tests.waiting import HANG_S, eventually
 
 
 def docker(*arguments: str, env: dict[str, str] | None = None, check: bool = True) -> str:
@@ -20,7 +20,7 @@ def docker(*arguments: str, env: dict[str, str] | None = None, check: bool = Tru
         env={**os.environ, **(env or {})},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=HANG_S,
         check=False,
     )
     assert not check or done.returncode == 0, f"docker {arguments}: {done.stdout}{done.stderr}"
@@ -57,11 +57,11 @@ class Containers:
         """A client of the published port."""
         headers = {"Authorization": f"Bearer {secret('api_key')}"}
         url = f"http://127.0.0.1:{self.port}"
-        return httpx.Client(base_url=url, headers=headers, timeout=60)
+        return httpx.Client(base_url=url, headers=headers, timeout=HANG_S)
 
-    def until_ready(self, within_s: float = 90) -> None:
+    def until_ready(self) -> None:
         """Wait until the gateway takes requests and every container runs and is healthy."""
-        eventually(self.ready, within_s)
+        eventually(self.ready)
 
     def ready(self) -> bool:
         """Check whether the gateway takes requests and every container is healthy."""
@@ -100,17 +100,16 @@ class Containers:
         logged = [json.loads(line) for line in lines if line.startswith("{")]
         return [entry for entry in logged if entry["event"] == event]
 
-    def until_placed(self, workers: int, within_s: float = 90) -> None:
+    def until_placed(self, workers: int) -> None:
         """Wait until the placement in force has so many expert workers."""
-        give_up_at = time.monotonic() + within_s
-        while True:
+
+        def placed() -> bool:
             committed = self.events("scheduler", "placement.committed")  # before what was planned
             planned = self.events("scheduler", "placement.planned")
             workers_of = {entry["epoch"]: entry["workers"] for entry in planned}
-            if committed and len(workers_of[committed[-1]["epoch"]]) == workers:
-                return
-            assert time.monotonic() < give_up_at, f"{workers_of}, committed {committed[-1:]}"
-            time.sleep(0.5)
+            return bool(committed) and len(workers_of[committed[-1]["epoch"]]) == workers
+
+        eventually(placed)
 
     def disconnect(self, container: str, network: str) -> None:
         """Cut a container off a network."""

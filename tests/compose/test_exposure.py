@@ -14,7 +14,7 @@ CONNECT = """
 import asyncio, json, sys
 async def open_(host, port):
     try:
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(10):
             _, writer = await asyncio.open_connection(host, port)
             writer.close()
             return True
@@ -29,7 +29,7 @@ asyncio.run(main())
 
 ASK_REDIS = """
 import json, os, sys, redis
-client = redis.Redis.from_url(os.environ["URL"], protocol=2, socket_timeout=5)
+client = redis.Redis.from_url(os.environ["URL"], protocol=2, socket_timeout=60)
 for command in json.loads(sys.argv[1]):
     try:
         client.execute_command(*command)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.compose.containers import Containers
 from tests.compose.load import PROMPTS, Answers, stream
-from tests.suites import eventually
+from tests.waiting import eventually
 
 ORDERS = (
     ("attention", "gateway", "expert", "scheduler", "redis"),

@@ -9,7 +9,7 @@ from moesaic.messages.scaling import FleetShape
 from moesaic.services.scheduler.scaling.actuators.compose import ComposeActuator
 from tests.compose.containers import Containers, docker
 from tests.compose.load import Answers, Load
-from tests.suites import eventually
+from tests.waiting import eventually
 
 SOCKET = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
 
@@ -36,7 +36,7 @@ async def test_workers_that_the_actuator_adds_and_stops_cost_no_request(
         await actuator_of(containers).apply(FleetShape(1, 2))
         await actuator_of(containers).apply(FleetShape(1, 2))
         # Events, for the container is removed by the second call if it has ended by then.
-        eventually(lambda: any(event.startswith("die") for event in _events(container, since)), 90)
+        eventually(lambda: any(event.startswith("die") for event in _events(container, since)))
         events = _events(container, since)
         assert [event for event in events if event.startswith(("kill", "die"))] == ["kill", "die 0"]
         load.until_right(20)

@@ -20,7 +20,8 @@ import pytest
 from moesaic.cli.machine.facts import commit, machine_facts
 from tests.soak.questions import questions
 from tests.soak.traffic import Traffic
-from tests.suites import ROOT, Suite, eventually, running
+from tests.suites import ROOT, Suite, running
+from tests.waiting import eventually
 
 MINUTES = float(os.environ.get("HOSTILE_MINUTES", "8"))
 TURNS = 4  # calm and hostile ones, each so often

@@ -17,7 +17,8 @@ from moesaic.cli.machine.facts import commit, machine_facts
 from tests.soak.questions import questions
 from tests.soak.traffic import Book, Traffic
 from tests.soak.watch import Sample, Watch, slope_per_hour
-from tests.suites import ROOT, Suite, eventually, running
+from tests.suites import ROOT, Suite, running
+from tests.waiting import eventually
 
 MINUTES = float(os.environ.get("SOAK_MINUTES", "30"))
 REPORT = ROOT / "benchmarks" / "results" / "soak.json"
