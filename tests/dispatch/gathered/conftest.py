@@ -20,14 +20,19 @@ from moesaic.experts.pull.ranges import Share
 from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.gate import load_gates
 from moesaic.models.weights.checkpoint import Checkpoint
+from moesaic.transport.contract import Handler
+from moesaic.transport.frame import Frame
 from moesaic.transport.inprocess import Hub, InProcessNetwork
-
-CPU = torch.device("cpu")
+from tests.dispatch.conftest import CPU
 
 
 @dataclass
 class Workers:
-    """Streaming workers, one per share."""
+    """Streaming workers, one per share.
+
+    Attributes:
+        answers: what each worker serves pulls by, from now on.
+    """
 
     directory: Path
     local: LocalDispatcher
@@ -35,6 +40,7 @@ class Workers:
     hidden_size: int
     workers: list[GatheredParts] = field(default_factory=list)
     networks: list[InProcessNetwork] = field(default_factory=list)
+    answers: list[Handler] = field(default_factory=list)
     peers: list[Peer] = field(default_factory=list)
     hub: Hub = field(default_factory=Hub)
 
@@ -107,11 +113,16 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
                         load_gates(checkpoint, config, dtype, CPU),
                         here,
                         model_digest=config.digest,
-                        directory=tmp_path / "offloaded",
+                        directory=tmp_path / "offloaded" / str(index),
                         network=network,
                     )
                 )
-                address = await network.listen("memory", 0, worker.server.answer)
+
+                def answer(request: Frame, index: int = index) -> Any:
+                    return all_workers.answers[index](request)
+
+                all_workers.answers.append(worker.server.answer)
+                address = await network.listen("memory", 0, answer)
                 peers.append(Peer(f"worker-{index}", 1, address, plan.share))
                 all_workers.workers.append(worker)
                 all_workers.networks.append(network)

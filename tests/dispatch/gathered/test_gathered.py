@@ -1,9 +1,10 @@
 """Experts that come to the rows give the same bits as experts that were there, whatever happens to their sources."""
 
-import asyncio
 import mmap
 import os
 import shutil
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,14 @@ from benchmarks.parity.cases import ParityCase, Served, build_reference, prompt_
 from moesaic.dispatch.gathered.peers import Peer
 from moesaic.dispatch.gathered.ring import Fill
 from moesaic.errors import CheckpointError, ExpertUnavailable, InvalidInput
-from moesaic.experts.pull.frames import PULL_LIMITS
+from moesaic.experts.packed import layout_of
+from moesaic.experts.pull.frames import PULL_LIMITS, contents_digest
+from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.step_batch import StepBatch
 from moesaic.transport.frame import Frame, FrameKind
 from moesaic.transport.inprocess import InProcessNetwork
+from tests.dispatch.conftest import until
+from tests.dispatch.dispatcher_contract import DispatcherContract, Opened, OwnStepsContract
 
 FAMILIES = [
     ParityCase(family, "seven layers", {"num_hidden_layers": 7})
@@ -39,6 +44,14 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def gathered_from(source: str) -> float:
     return REGISTRY.get_sample_value("moesaic_gather_fetched_bytes_total", {"source": source}) or 0
+
+
+class TestGathered(DispatcherContract, OwnStepsContract):
+    @pytest.fixture
+    async def opened(self, start: Any, deep: Path) -> AsyncIterator[Opened]:
+        async with start(deep, 2) as workers:
+            dispatcher = workers.workers[0].dispatcher
+            yield Opened(dispatcher, workers.local, load_config(deep), has_bits=True)
 
 
 @pytest.mark.parametrize("window", [1, 2, 7])
@@ -115,14 +128,6 @@ async def test_slices_and_steps_in_turns_give_the_bits_of_local_experts(
             await workers.slice(layer)
 
 
-async def test_a_step_that_ended_early_is_run_again_from_the_first_layer(
-    deep: Path, start: Any
-) -> None:
-    async with start(deep, 2) as workers:
-        for upto in (1, 2, None, 2, None):
-            await workers.step(upto=upto)
-
-
 async def test_a_fill_that_nobody_wants_any_more_never_passes_for_done(
     deep: Path, start: Any
 ) -> None:
@@ -162,8 +167,9 @@ async def test_two_holders_of_a_share_both_give(deep: Path, start: Any) -> None:
         peers = [workers.peers[1], Peer("twin", 1, address, other.plan.share)]
         before = gathered_from("twin"), gathered_from("worker-1")
         holders.set_peers(peers)
-        while len(holders._of(other.plan.share)) < 2:
-            await asyncio.sleep(0.01)
+        one_by_one = [(0, 64), (64, 64)], ()
+        layer = workers.layers[1]
+        await until(lambda: len(holders.divide(other.plan.share, layer, *one_by_one)[0]) == 2)
 
         await workers.step()
         await workers.step()
@@ -176,7 +182,12 @@ async def test_two_holders_of_a_share_both_give(deep: Path, start: Any) -> None:
 
 async def test_a_peer_with_other_bytes_is_refused_and_made_up_for(deep: Path, start: Any) -> None:
     async with start(deep, 2) as workers:
-        workers.workers[1].server._contents += 1  # another processor, say
+        server = workers.workers[1].server
+
+        def of_another_processor(request: Frame) -> Any:
+            return server.answer(replace(request, digest=request.digest ^ 1))
+
+        workers.answers[1] = of_another_processor
 
         await workers.step()
         await workers.step()
@@ -191,9 +202,9 @@ async def test_a_damaged_share_of_a_peer_is_made_up_for(
     name = "moesaic_gather_damaged_pulls_total"
     async with start(deep, 2, offload=offload) as workers:
         before = REGISTRY.get_sample_value(name) or 0.0
-        shard, layers = workers.workers[1].server._shard, workers.workers[1].plan.gathered_layers
+        shard, layers = workers.workers[1].shard, workers.workers[1].plan.gathered_layers
         if offload:
-            file = Path(shard._file.name)
+            [file] = (tmp_path / "offloaded" / "1").glob("*.packed")
             with mmap.mmap(os.open(file, os.O_RDWR), 0) as content:
                 content[-1] ^= 64
         else:
@@ -213,7 +224,7 @@ async def test_a_file_that_was_damaged_at_rest_is_made_anew(
         async with start(deep, offload=True) as workers:
             await workers.step()
             await workers.step()
-        [file] = (tmp_path / "offloaded").glob("*.packed")
+        [file] = (tmp_path / "offloaded").rglob("*.packed")
         if damage == "none":
             first, inode = file.read_bytes(), file.stat().st_ino
             assert file.stat().st_ino == inode
@@ -244,22 +255,23 @@ async def test_a_pull_of_what_is_not_there_is_refused(
     deep: Path, start: Any, layer: int, part: list[int]
 ) -> None:
     async with start(deep, 2) as workers:
-        holder = workers.workers[0].server
-        frame = Frame(
-            kind=FrameKind.REQUEST,
-            layer=layer,
-            digest=holder._contents,
-            tensors=[torch.tensor([part])],
+        config, share = load_config(deep), workers.workers[0].plan.share
+        digest = contents_digest(config.digest, layout_of(config, torch.float32, "none"), share)
+        pull = Frame(
+            kind=FrameKind.REQUEST, layer=1, digest=digest, tensors=[torch.tensor([[0, 64]])]
         )
+        await workers.workers[0].server.answer(pull)
 
         with pytest.raises(InvalidInput):
-            await holder.answer(frame)
+            await workers.workers[0].server.answer(
+                replace(pull, layer=layer, tensors=[torch.tensor([part])])
+            )
 
 
 async def test_a_damaged_file_is_made_up_for(deep: Path, start: Any, tmp_path: Path) -> None:
     async with start(deep, offload=True) as workers:
         await workers.step()
-        [file] = (tmp_path / "offloaded").glob("*.packed")
+        [file] = (tmp_path / "offloaded").rglob("*.packed")
         os.truncate(file, 100)
 
         await workers.step()

@@ -1,6 +1,5 @@
 """Experts that come from the slots of expert workers give the same bits, whatever the placement and whoever is lost."""
 
-import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,14 +32,16 @@ from moesaic.experts.pull.server import PullServer
 from moesaic.experts.pull.shard import SlotShard
 from moesaic.kernels.expert_layout import ExpertLayout
 from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.models.configuration.architecture import ModelConfig
 from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.gate import load_gates
 from moesaic.models.weights.checkpoint import Checkpoint
+from moesaic.transport.contract import Handler
 from moesaic.transport.frame import Frame, FrameKind
 from moesaic.transport.inprocess import Hub, InProcessNetwork
+from tests.dispatch.conftest import CPU, FP32, NUM_EXPERTS
+from tests.dispatch.dispatcher_contract import DispatcherContract, Opened, OwnStepsContract
 
-CPU, FP32 = torch.device("cpu"), torch.float32
-NUM_EXPERTS = 8
 HALVES = [[0, 1, 2, 3], [4, 5, 6, 7]]
 OVERLAPPING = [[0, 1, 2, 3, 4, 5], [6, 2, 7, 3, 4, 5]]
 Slots = Sequence[Sequence[int]]
@@ -48,11 +49,16 @@ Slots = Sequence[Sequence[int]]
 
 @dataclass
 class Pool:
-    """Expert hosts that give, and one worker that gathers from them."""
+    """Expert hosts that give, and one worker that gathers from them.
+
+    Attributes:
+        answers: what each host serves pulls by, from now on.
+    """
 
     directory: Path
     hosts: list[ExpertHost] = field(default_factory=list)
     networks: list[InProcessNetwork] = field(default_factory=list)
+    answers: list[Handler] = field(default_factory=list)
     addresses: list[str] = field(default_factory=list)
     worker: GatheredParts | None = None
 
@@ -66,13 +72,13 @@ class Pool:
             num_experts=NUM_EXPERTS,
             workers=[
                 PlacedWorker(
-                    worker_id=host.epochs._worker_id,
+                    worker_id=f"expert-{n}",
                     generation=1,
                     admin_address="",
                     data_address="",
                     weights_address=address,
                 )
-                for host, address in zip(hosts, self.addresses, strict=False)
+                for n, address in enumerate(self.addresses[: len(slots)])
             ],
             layers=list(config.moe_layers),
             slots=[[list(each) for each in slots] for _ in config.moe_layers],
@@ -103,6 +109,13 @@ class Pool:
                 got = await dispatcher.dispatch(step, layer, hidden)
                 assert torch.equal(got, await local.dispatch(local.begin_step(), layer, hidden))
             dispatcher.end_step(step)
+
+
+def giver(config: ModelConfig, layout: ExpertLayout, find: Any) -> PullServer:
+    """Give experts that ``find`` finds in slots."""
+    digest = contents_digest(config.digest, layout, Share())
+    shard = SlotShard(find, layout.nbytes)
+    return PullServer(config.moe_layers, NUM_EXPERTS * layout.nbytes, shard, digest)
 
 
 @pytest.fixture(scope="session")
@@ -141,12 +154,13 @@ def pool(five_layers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         for idx in range(2):
             name = f"expert-{idx}"
             host = ExpertHost(checkpoint, config, name, NUM_EXPERTS, FP32, CPU, quantization)
-            shard = SlotShard(host.epochs.held, given_as.nbytes)
-            digest = contents_digest(config.digest, given_as, Share())
-            num_bytes = NUM_EXPERTS * given_as.nbytes
-            holder = PullServer(config.moe_layers, num_bytes, shard, digest)
+            found.answers.append(giver(config, given_as, host.epochs.held).answer)
             network = InProcessNetwork(name, b"secret", PULL_LIMITS, hub)
-            found.addresses.append(await network.listen("memory", 0, holder.answer))
+
+            def answer(request: Frame, idx: int = idx) -> Any:
+                return found.answers[idx](request)
+
+            found.addresses.append(await network.listen("memory", 0, answer))
             found.hosts.append(host)
             found.networks.append(network)
         async with assemble(
@@ -166,6 +180,15 @@ def pool(five_layers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             await network.close()
 
     return made
+
+
+class TestGatheredFromSlots(DispatcherContract, OwnStepsContract):
+    @pytest.fixture
+    async def opened(self, pool: Any, five_layers: Path) -> AsyncIterator[Opened]:
+        async with pool(OVERLAPPING) as found:
+            config, checkpoint = load_config(five_layers), Checkpoint(five_layers)
+            local = LocalDispatcher(checkpoint, config, FP32, CPU)
+            yield Opened(found.worker.dispatcher, local, config, has_bits=True)
 
 
 def gathered_from(*sources: str) -> float:
@@ -197,8 +220,7 @@ async def test_links_are_kept_to_those_who_are_placed(pool: Any) -> None:
     async with pool(HALVES) as found:
         await found.steps()
         found.place(2, [[*range(NUM_EXPERTS)]])
-        while found.networks[1]._links.served_peers:
-            await asyncio.sleep(0)
+        await found.networks[1].all_left()
         elsewhere = gathered_from("file", "checkpoint")
 
         await found.steps()
@@ -206,7 +228,7 @@ async def test_links_are_kept_to_those_who_are_placed(pool: Any) -> None:
         assert gathered_from("file", "checkpoint") == elsewhere
         found.place(3, HALVES)
         await found.holders.complete()
-        assert found.networks[1]._links.served_peers
+        assert found.networks[1].served_peers
 
 
 async def test_what_a_lost_worker_had_comes_from_its_replica_or_the_file(pool: Any) -> None:
@@ -223,10 +245,15 @@ async def test_what_a_lost_worker_had_comes_from_its_replica_or_the_file(pool: A
 
 async def test_an_expert_that_has_left_its_slot_comes_from_elsewhere(pool: Any) -> None:
     async with pool(HALVES) as found:
-        found.hosts[0].epochs._tenures = {}  # it forgot all; nobody has been told
+        config = load_config(found.directory)
+        layout = ExpertLayout(config.hidden_size, config.moe.expert_size, FP32)
+        # It forgot all, and nobody has been told.
+        found.answers[0] = giver(config, layout, lambda layer, expert: None).answer
+        before = gathered_from("checkpoint", "file")
         await found.steps()
-        links = [source.link for source in found.holders._linked.usable().values()]
-        assert len(links) == 2  # and is asked again
+
+        assert gathered_from("checkpoint", "file") > before
+        assert found.holders.missing == []  # it is asked again
 
 
 async def test_workers_with_other_bytes_are_refused(pool: Any) -> None:
@@ -256,15 +283,12 @@ async def test_a_slot_that_is_empty_is_a_typed_error(pool: Any) -> None:
     async with pool(HALVES) as found:
         config = load_config(found.directory)
         layout = ExpertLayout(config.hidden_size, config.moe.expert_size, FP32)
-        shard = SlotShard(found.hosts[0].epochs.held, layout.nbytes)
         digest = contents_digest(config.digest, layout, Share())
-        holder = PullServer(config.moe_layers, NUM_EXPERTS * layout.nbytes, shard, digest)
         start = torch.tensor([[7 * layout.nbytes, 64]])
         request = Frame(kind=FrameKind.REQUEST, layer=1, digest=digest, tensors=[start])
 
         with pytest.raises(ExpertUnavailable):
-            await holder.answer(request)
-        await asyncio.sleep(0)
+            await found.answers[0](request)
 
 
 def loaded(packed: torch.Tensor, expert: int) -> LoadedExpert:

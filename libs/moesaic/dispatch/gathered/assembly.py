@@ -40,6 +40,7 @@ class GatheredParts:
     plan: GatherPlan
     dispatcher: GatheredDispatcher
     mover: Mover
+    shard: MemoryShard | FileShard  # that the server gives
     server: PullServer
     holders: ShareHolders | PlacedHolders | None  # of the mover
 
@@ -114,7 +115,7 @@ async def assemble(
         metrics.MEMORY_BYTES.set(plan.total_bytes)
         digest = digests[plan.share]
         server = PullServer(plan.gathered_layers, plan.held.layer_bytes, shard, digest, reader)
-        yield GatheredParts(plan, dispatcher, mover, server, holders)
+        yield GatheredParts(plan, dispatcher, mover, shard, server, holders)
 
 
 def _rungs(plan: GatherPlan, packed: PackedExperts, budget_bytes: int) -> RungLoader:
