@@ -22,7 +22,6 @@ from moesaic.errors import InvalidInput, MoesaicError, NotReady, PeerLost
 from moesaic.messages.brownout import BrownoutPolicy
 from moesaic.messages.scaling import FleetShape, ScalingDecision, ScalingPolicy, ScalingWish
 from moesaic.scaling.contract import RecentDemand, ScalingChoice, ScalingState, ShapeBounds
-from moesaic.services.scheduler.epochs.patience import FLOOR_BYTES_PER_S
 from moesaic.services.scheduler.log import LOST, DecisionLog
 from moesaic.services.scheduler.scaling.actuators.contract import Actuator
 from moesaic.services.scheduler.scaling.facts import (
@@ -30,6 +29,7 @@ from moesaic.services.scheduler.scaling.facts import (
     active_shape,
     fewest_expert_workers,
     is_there,
+    longest_load_s,
     objectives_of,
     shape_bounds,
     thresholds_now,
@@ -268,7 +268,7 @@ class ScalingController:
                 await self._note_end(await parts.wishes.end(seconds=round(age_s, 3)))
                 self._troubles.pop("carry out", None)
                 return
-            if age_s > (most_s := PATIENCE_S + _loading_s(parts.fleet)):
+            if age_s > (most_s := PATIENCE_S + longest_load_s(parts.fleet)):
                 failure = self._troubles.get("carry out") or f"{now} after {most_s:.0f} s"
                 await self._note_end(await parts.wishes.end(failure=failure))
         if not wish.ended or parts.policy.current.mode == "auto":
@@ -394,9 +394,3 @@ class ScalingController:
         if cause != self._troubles.get(step):
             self._troubles[step] = cause
             log.warning("scaling.trouble", cause=cause)
-
-
-def _loading_s(fleet: Fleet) -> float:
-    """The longest that some worker may take to load its experts."""
-    sizes = (record.capacity * record.expert_bytes for record in fleet.workers.values())
-    return max(sizes, default=0) / FLOOR_BYTES_PER_S

@@ -10,6 +10,7 @@ from moesaic.messages.placement import Placement
 from moesaic.messages.registry import WorkerRecord
 from moesaic.messages.scaling import FleetShape, ScalingPolicy
 from moesaic.scaling.contract import Objectives, ShapeBounds
+from moesaic.services.scheduler.epochs.patience import FLOOR_BYTES_PER_S
 
 
 def active_shape(fleet: Fleet) -> FleetShape:
@@ -120,3 +121,9 @@ def thresholds_now(
         min((decision.prefill for decision in latest.values()), default=1.0),
         min((decision.decode for decision in latest.values()), default=1.0),
     )
+
+
+def longest_load_s(fleet: Fleet) -> float:
+    """The longest that some worker may take to load its experts."""
+    sizes = (record.capacity * record.expert_bytes for record in fleet.workers.values())
+    return max(sizes, default=0) / FLOOR_BYTES_PER_S
