@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 import structlog
@@ -27,9 +27,16 @@ class Leadership:
         leader: worker id of the leader, as far as is known.
     """
 
-    def __init__(self, bus: Bus, role: str, worker_id: str, generation: int) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        role: str,
+        worker_id: str,
+        generation: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.leader = ""
-        self._bus, self._key = bus, f"leader:{role}"
+        self._bus, self._key, self._clock = bus, f"leader:{role}", clock
         self._worker_id, self._token = worker_id, f"{worker_id}/{generation}".encode()
         self._until = float("-inf")
         self._turn = asyncio.Lock()  # two renewals at once would undo each other
@@ -38,7 +45,7 @@ class Leadership:
     @property
     def held(self) -> bool:
         """True while this process leads, by its own clock."""
-        return time.monotonic() < self._until
+        return self._clock() < self._until
 
     @property
     def fence(self) -> dict[str, bytes | None]:
@@ -52,7 +59,7 @@ class Leadership:
             PeerLost: Redis did not answer.
         """
         async with self._turn:
-            asked = time.monotonic()  # the lease runs from its grant, which is later
+            asked = self._clock()  # the lease runs from its grant, which is later
             holder = await self._bus.get_bytes(self._key)
             if holder is None or holder == self._token or self._is_predecessor(holder):
                 taken = await self._bus.compare_and_set(

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 import msgspec
@@ -23,7 +23,12 @@ _weights = msgspec.msgpack.Decoder(Weights)
 
 
 @asynccontextmanager
-async def same_weights(bus: Bus, own: Weights, waiting_for: list[str]) -> AsyncIterator[None]:
+async def same_weights(
+    bus: Bus,
+    own: Weights,
+    waiting_for: list[str],
+    clock: Callable[[], float] = time.monotonic,
+) -> AsyncIterator[None]:
     """Join the cluster with these weights, and stay for the length of the block.
 
     The first worker decides the cluster's weights, for as long as any worker has them. A worker with
@@ -33,13 +38,14 @@ async def same_weights(bus: Bus, own: Weights, waiting_for: list[str]) -> AsyncI
         bus: of the cluster.
         own: this worker's.
         waiting_for: a list for people, such as ``ServiceStatus.waiting_for``.
+        clock: seconds that only grow.
     """
-    await _join(bus, own, waiting_for)
+    await _join(bus, own, waiting_for, clock)
     async with background(_stay(bus, own), "weights"):
         yield
 
 
-async def _join(bus: Bus, own: Weights, waiting_for: list[str]) -> None:
+async def _join(bus: Bus, own: Weights, waiting_for: list[str], clock: Callable[[], float]) -> None:
     said, free_since_s = "", float("-inf")
 
     def say(text: str) -> None:
@@ -48,7 +54,7 @@ async def _join(bus: Bus, own: Weights, waiting_for: list[str]) -> None:
         said = text
 
     while True:
-        may_be_first = time.monotonic() > free_since_s + LEASE_S
+        may_be_first = clock() > free_since_s + LEASE_S
         try:
             held = await _claim(bus, own, may_be_first=may_be_first)
         except PeerLost as error:  # Redis is away, or does not let this worker do it
@@ -60,7 +66,7 @@ async def _join(bus: Bus, own: Weights, waiting_for: list[str]) -> None:
         if held is not None and not unlike:
             break
         if held is not None:  # an empty place proves nothing: its holders may have lost Redis
-            free_since_s = time.monotonic()
+            free_since_s = clock()
             text = f"the weights of this cluster: {unlike}"
             if said != text:
                 say(text)
