@@ -33,27 +33,59 @@ up: .venv/installed-all .venv/kernels
 down: .venv/installed-all
 	@$(BIN)/moesaic down
 
-# Tests of a file run one after the other in one process; files in the order of tests/conftest.py. Hypothesis tries a
-# fifth of the examples that tests ask for, half of them with CI set, and all with ALL_EXAMPLES=1. Many tests without
-# suites wait, so there is a process more of them than there are cores on a small machine. A test that waits is ended in
-# time by tests/conftest.py; what hangs where no Python runs ends its process after five minutes: it is named, with all
-# stacks.
-PYTEST := $(BIN)/pytest -q --dist loadfile --no-loadscope-reorder --durations=30 \
-            -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true --max-worker-restart 0
-LEFT_OUT := not slow and not gpu and not compose
+# Tiers of tests, each with a budget of time that it tells at its end: tests/tiers.
+TIER := $(BIN)/python -m tests.tiers.run
+ROUNDS ?= 10
+SINCE ?=
 
-# Quick checks first: what fails soon should not wait for what takes long. Layers and types beside the tests, which wait
-# a lot.
+# Quick checks first: a fault that is found soon should not wait. Layers and types run beside the tests.
 test: styles
-	@$(MAKE) -s -j 2 checks test-below
+	@$(MAKE) -s -j 2 checks test-quick
 
-test-below: .venv/installed-dev
-	@echo 'tests without suites'
-	@$(PYTEST) -n 3 -m 'not suite and $(LEFT_OUT)'
+test-quick: .venv/installed-dev
+	@$(TIER) quick $(ARGS)
+
+# The same with all tests of the modules that a change reaches: SINCE=REV, or since the upstream branch.
+test-changed: styles
+	@$(TIER) quick --changed $(if $(SINCE),--since $(SINCE)) $(ARGS)
+
+test-rest: .venv/installed-dev
+	@$(TIER) rest $(ARGS)
+
+test-all: .venv/installed-dev
+	@$(TIER) all $(ARGS)
 
 test-suites: .venv/installed-dev
-	@echo 'tests of suites'
-	@$(PYTEST) -n 2 -m 'suite and $(LEFT_OUT)'
+	@$(TIER) suites $(ARGS)
+
+# The tests that compute with the kernels for CPUs, with each build of them that this CPU can run.
+test-builds: .venv/installed-dev
+	@tests/builds.sh
+
+# Tests that start threads, sockets and processes, ten times in a row beside four busy processes: TESTS='tests/a tests/b.py'.
+stress: .venv/installed-dev
+	@$(BIN)/python -m tests.tiers.stress --rounds $(ROUNDS) $(TESTS)
+
+# All that continuous integration leaves out: slow tests, all examples of properties by a new seed, clients, containers.
+nightly: .venv/installed-dev
+	@$(MAKE) -k lint test-nightly test-builds stress test-compose test-clients lm-eval fuzz soak
+
+test-nightly: .venv/installed-dev
+	@ALL_EXAMPLES=1 OPENAPI_EXAMPLES=20 $(TIER) nightly $(ARGS)
+
+# Faults of one line each, drawn at random: how many does make test find? ARGS='--seed 2 --mutants 40'
+mutants: coverage
+	@$(BIN)/python -m tests.tiers.mutants $(ARGS)
+
+# The lines of libs and services that make test runs in its own processes.
+coverage: .venv/installed-dev
+	@$(TIER) quick --coverage $(ARGS)
+
+# What each test costs, for the choice of the quick tier; on an idle machine.
+costs: .venv/installed-dev
+	@rm -f .venv/records.jsonl
+	@TEST_RECORDS=$(CURDIR)/.venv/records.jsonl $(TIER) all $(ARGS)
+	@$(BIN)/python -m tests.tiers.costs .venv/records.jsonl
 
 test-compose: .venv/installed-dev
 	@tests/compose/run.sh

@@ -5,6 +5,7 @@ import functools
 import inspect
 import json
 import os
+import random
 import signal
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import suppress
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -34,9 +36,11 @@ if not torch.cuda.is_available():
     # Triton reads this when it is first imported, be it by torch: here kernels are interpreted.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# How long an example takes says more of the machine than of what is tested.
-settings.register_profile("moesaic", deadline=None)
-settings.load_profile("moesaic")
+# How long an example takes says more of the machine than of what is tested. A commit has one result, so examples are
+# the same in each run; ``make nightly`` draws others, by a seed that it prints.
+settings.register_profile("fixed", deadline=None, derandomize=True, database=None)
+settings.register_profile("nightly", deadline=None, print_blob=True)
+settings.load_profile("fixed")
 
 TINY = Shape(
     vocab_size=160,
@@ -52,8 +56,8 @@ TINY = Shape(
 )
 
 
-# Of the examples that properties ask for: all, half in continuous integration, or a fifth.
-EXAMPLES_PER_TRY = 1 if "ALL_EXAMPLES" in os.environ else 2 if "CI" in os.environ else 5
+# Of the examples that a property asks for, one in so many is tried, by tier; ``ALL_EXAMPLES=1`` tries all.
+EXAMPLES_PER_TRY = {"quick": 5, "rest": 2, "all": 2, "nightly": 1}
 # Of a test's time limit, what it may wait itself before its process is stopped.
 OWN_SHARE = 0.8
 # Tests of these folders, and those that use these fixtures of a folder, start whole suites or
@@ -62,15 +66,16 @@ SUITE_FOLDERS = ("clients", "compose", "soak", "system")
 SUITE_FIXTURES = {"cli": {"run", "scheduler", "start", "suite"}, "scheduler": {"suite"}}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what starts suites, and try fewer examples than tests ask for; ``ALL_EXAMPLES=1`` tries all."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what starts suites, and try fewer examples than tests ask for."""
     scaled: set[object] = set()
+    per_try = EXAMPLES_PER_TRY.get(config.getoption("--tier", None) or "quick", 5)
     for item in items:
         folder, used = _folder(item), set(getattr(item, "fixturenames", ()))
         if folder in SUITE_FOLDERS or used & SUITE_FIXTURES.get(folder, set()):
             item.add_marker("suite")
-        if EXAMPLES_PER_TRY > 1 and not item.get_closest_marker("gpu"):
-            _try_fewer_examples(item, scaled)
+        if "ALL_EXAMPLES" not in os.environ and not item.get_closest_marker("gpu"):
+            _try_fewer_examples(item, per_try, scaled)
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
             item.obj = _ended_in_time(item.obj, _may_wait_s(item))
     items.sort(key=lambda item: _folder(item) != "system")  # the longest first
@@ -102,8 +107,8 @@ def _folder(item: pytest.Item) -> str:
     return item.path.relative_to(Path(__file__).parent).parts[0]
 
 
-def _try_fewer_examples(item: pytest.Item, done: set[object]) -> None:
-    """Try a property with a part of the examples it asks for."""
+def _try_fewer_examples(item: pytest.Item, per_try: int, done: set[object]) -> None:
+    """Try a property with one in ``per_try`` of the examples that it asks for."""
     machine, test = getattr(item, "cls", None), getattr(item, "function", None)
     chosen = "_hypothesis_internal_use_settings"  # nothing public scales what a test has chosen
     for owner, name in ((machine, "settings"), (test, chosen)):
@@ -112,7 +117,7 @@ def _try_fewer_examples(item: pytest.Item, done: set[object]) -> None:
             setattr(
                 owner,
                 name,
-                settings(asked, max_examples=max(asked.max_examples // EXAMPLES_PER_TRY, 5)),
+                settings(asked, max_examples=max(asked.max_examples // per_try, 5)),
             )
             done.add(owner)
 
@@ -130,6 +135,14 @@ def pytest_runtest_makereport(
                 with suppress(OSError, ValueError):  # of a suite that has ended
                     report.sections.append((f"suite {name}", used.story()))
     return report
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """Give each test the same random numbers, whichever tests ran before it in this process."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

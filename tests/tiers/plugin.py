@@ -1,0 +1,103 @@
+"""The part of pytest that a tier needs: chooses its tests, and writes down what each one costs.
+
+``tests.tiers.run`` loads it with ``-p tests.tiers.plugin``.
+"""
+
+import json
+import os
+import resource
+import time
+from collections import defaultdict
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+import coverage
+import pytest
+
+from tests.tiers.chosen import Costs, chosen
+from tests.tiers.tiers import ON_CHANGE, TIERS
+
+ROOT = Path(__file__).parents[2]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Take the tier, and the file that costs are written to."""
+    group = parser.getgroup("tiers")
+    group.addoption("--tier", choices=list(TIERS), required=True)
+    group.addoption("--tier-part", type=int, default=0, help="which sixteenth of costly tests")
+    group.addoption("--tier-whole", default="", help="files that the quick tier runs whole")
+    group.addoption("--tier-records", type=Path, help="a line of JSON is added for each test")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests of the tier: its marks are pytest's ``-m``, its share is decided here."""
+    share = TIERS[config.option.tier].share
+    if share == "all":
+        return
+    quick = quick_tests(items, config.option.tier_part, set(config.option.tier_whole.split()))
+    left_out = [item for item in items if (item in quick) != (share == "quick")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if (item in quick) == (share == "quick")]
+
+
+def quick_tests(items: Sequence[pytest.Item], part: int, whole: set[str]) -> set[pytest.Item]:
+    """The tests of the quick tier: those of files named ``whole``, and of others what costs allow."""
+    costs = Costs.read()
+    by_function: dict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        by_function[file_of(item), function_of(item)].append(item)
+    found: set[pytest.Item] = set()
+    for (file, function), cases in by_function.items():
+        if file in whole:
+            found.update(cases)
+        if file in whole or file.startswith(ON_CHANGE):
+            continue
+        by_id = {case.nodeid: case for case in cases}
+        values = {case.nodeid: values_of(case) for case in cases}
+        found.update(by_id[i] for i in chosen(values, costs.of_case(file, function), part))
+    return found
+
+
+def file_of(item: pytest.Item) -> str:
+    """The path of a test's file from the root."""
+    return item.path.relative_to(ROOT).as_posix()
+
+
+def function_of(item: pytest.Item) -> str:
+    """The name of a test without its parameters."""
+    return item.nodeid.partition("::")[2].partition("[")[0]
+
+
+def values_of(item: pytest.Item) -> frozenset[tuple[str, int]]:
+    """The values of a test's parameters, by name and index."""
+    spec = getattr(item, "callspec", None)
+    return frozenset(spec.indices.items()) if spec else frozenset()
+
+
+def _cpu_s() -> float:
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Write down what a test took, of the clock and of the CPU."""
+    to = item.config.option.tier_records
+    if (covered := coverage.Coverage.current()) is not None:
+        covered.switch_context(item.nodeid)
+    began_s, cpu_s = time.perf_counter(), _cpu_s()
+    try:
+        return (yield)
+    finally:
+        if to:
+            record = {
+                "file": file_of(item),
+                "function": function_of(item),
+                "id": item.nodeid,
+                "clock_s": round(time.perf_counter() - began_s, 4),
+                "cpu_s": round(_cpu_s() - cpu_s, 4),
+            }
+            with to.open("a") as file:
+                file.write(json.dumps(record) + os.linesep)

@@ -1,0 +1,182 @@
+"""Runs a tier of tests in two processes, and tells what it took beside its budget.
+
+``python -m tests.tiers.run TIER``; the Makefile has a target for each. Processes collect their own files only: files
+are shared among them by what they cost. Where suites start, pytest-xdist hands the files out instead.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+
+from tests.tiers.chosen import PARTS, Costs
+from tests.tiers.reached import ROOT, changed_since, git, reached_by
+from tests.tiers.tiers import ON_CHANGE, TIERS, Tier
+
+PROGRESS = re.compile(r"[.FEsxX]+( *\[ *\d+%\])?$")
+COUNTED = re.compile(r"(\d+) (passed|failed|errors?|skipped|deselected)")
+COVERAGE = ("-m", "coverage", "run")
+FILE_S = 0.05  # what a file costs beside its tests
+
+
+def part_of_this_commit() -> int:
+    """The sixteenth of costly tests whose turn it is. It follows the commit, so that a commit has one result."""
+    head = git("rev-parse", "HEAD")
+    return int(head[0][:8], 16) % PARTS if head else 0
+
+
+def balanced(
+    files: Iterable[str], costs_s: dict[str, float], num_processes: int
+) -> list[list[str]]:
+    """Share ``files`` among processes, so that each has about the same cost."""
+    shares: list[list[str]] = [[] for _ in range(num_processes)]
+    loads_s = [0.0] * num_processes
+    for file in sorted(files, key=lambda file: -costs_s[file]):
+        least = loads_s.index(min(loads_s))
+        shares[least].append(file)
+        loads_s[least] += costs_s[file] + FILE_S
+    return [sorted(share) for share in shares if share]
+
+
+def files_of(tier: Tier, whole: Collection[str]) -> list[str]:
+    """The files that a tier collects; the quick one takes those of ``ON_CHANGE`` only if they run whole."""
+    paths = (path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py"))
+    files = sorted(path for path in paths if tier.takes(path))
+    if tier.share == "quick":
+        return [file for file in files if not file.startswith(ON_CHANGE) or file in whole]
+    return files
+
+
+class Processes:
+    """Processes of pytest that run beside each other. Their dots are shown at once, their reports at the end."""
+
+    def __init__(self, commands: Sequence[Sequence[str]]) -> None:
+        """Start them."""
+        self.counts: Counter[str] = Counter()
+        self._reports: list[list[str]] = [[] for _ in commands]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        self._started = [subprocess.Popen(command, cwd=ROOT, **pipes) for command in commands]  # type: ignore[call-overload]
+        self._readers = [
+            threading.Thread(target=self._read, args=each)
+            for each in zip(self._started, self._reports, strict=True)
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def wait(self) -> int:
+        """Wait for all of them, and print their reports.
+
+        Returns:
+            The worst status; a process that found no test at all is no failure beside others.
+        """
+        for reader in self._readers:
+            reader.join()
+        statuses = [process.wait() for process in self._started]
+        for report in self._reports:
+            sys.stdout.writelines(report)
+            for number, kind in COUNTED.findall(report[-1] if report else ""):
+                self.counts[kind.rstrip("s") if kind.startswith("error") else kind] += int(number)
+        return max((0 if status == 5 else abs(status) for status in statuses), default=0)
+
+    def _read(self, process: "subprocess.Popen[str]", report: list[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if PROGRESS.match(line.rstrip()):
+                sys.stdout.write(line)
+                sys.stdout.flush()
+            else:
+                report.append(line)
+
+
+def commands_of(
+    name: str,
+    num_processes: int,
+    part: int,
+    whole: Collection[str],
+    records: Path,
+    covered: bool,
+    more: Sequence[str],
+) -> list[list[str]]:
+    """The command of each process of a tier."""
+    tier = TIERS[name]
+    command = [sys.executable, *COVERAGE] if covered else [sys.executable]
+    command += ["-m", "pytest", "-q", "-p", "tests.tiers.plugin", "-m", tier.marks]
+    command += [f"--tier={name}", f"--tier-part={part}", f"--tier-whole={' '.join(sorted(whole))}"]
+    command += [f"--tier-records={records}", *more]
+    files = files_of(tier, whole)
+    if tier.starts_suites:
+        shared = ["-n", str(num_processes), "--dist", "loadfile", "--no-loadscope-reorder"]
+        return [[*command, *shared, "--max-worker-restart", "0", *files]]
+    costs = Costs.read()
+    costs_s = {f: costs.of_file(f, "all" if f in whole else tier.share) for f in files}
+    return [
+        [*command, "-p", "no:xdist", *share] for share in balanced(files, costs_s, num_processes)
+    ]
+
+
+def told(name: str, counts: Counter[str], records: list[dict[str, object]], took_s: float) -> str:
+    """The last lines of a run: its tests, its time, and the slowest of its tests."""
+    tier = TIERS[name]
+    cpu_s = sum(float(str(record["cpu_s"])) for record in records)
+    slowest = sorted(records, key=lambda record: -float(str(record["clock_s"])))[:5]
+    lines = [f"  {record['clock_s']:>7.1f} s  {record['id']}" for record in slowest]
+    verdict = "within" if took_s <= tier.budget_s else "OVER"
+    lines += [
+        f"{tier.command}: {took_s:.0f} s, {verdict} its budget of {tier.budget_s} s on two idle cores; "
+        f"{cpu_s:.0f} CPU-seconds in {len(records)} tests; {counts['deselected']} left to other tiers",
+        f"{counts['passed']} passed, {counts['failed'] + counts['error']} failed, {counts['skipped']} skipped",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run a tier; the exit status is pytest's."""
+    parser = argparse.ArgumentParser(prog="python -m tests.tiers.run")
+    parser.add_argument("tier", choices=list(TIERS))
+    parser.add_argument("--processes", type=int, default=int(os.environ.get("PROCESSES") or 2))
+    parser.add_argument(
+        "--changed", action="store_true", help="run files whole that a change reaches"
+    )
+    parser.add_argument("--coverage", action="store_true", help="tell the share of lines that run")
+    parser.add_argument("--since", help="the change begins behind this commit")
+    parser.add_argument("--part", type=int, choices=range(PARTS), default=part_of_this_commit())
+    arguments, more = parser.parse_known_args()
+    whole: set[str] = set()
+    if TIERS[arguments.tier].share != "all":
+        whole = reached_by(changed_since(arguments.since))
+        whole = (
+            whole if arguments.changed else {file for file in whole if file.startswith(ON_CHANGE)}
+        )
+    began_s = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        records = Path(os.environ.get("TEST_RECORDS") or Path(folder) / "records.jsonl")
+        commands = commands_of(
+            arguments.tier,
+            arguments.processes,
+            arguments.part,
+            whole,
+            records,
+            arguments.coverage,
+            more,
+        )
+        processes = Processes(commands)
+        status = processes.wait()
+        lines = records.read_text(encoding="utf-8").splitlines() if records.exists() else []
+        took_s = time.monotonic() - began_s
+        print(told(arguments.tier, processes.counts, [json.loads(line) for line in lines], took_s))
+    if arguments.coverage:
+        for command in (["combine", "-q"], ["report", "--format=total"]):
+            subprocess.run([sys.executable, "-m", "coverage", *command], cwd=ROOT, check=False)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

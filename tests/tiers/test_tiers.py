@@ -1,0 +1,90 @@
+"""The choice of the quick tier, and the sharing of files among processes."""
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.tiers.chosen import CASE_S, FREE_S, PARTS, Costs, chosen
+from tests.tiers.reached import module_of, reached_by
+from tests.tiers.run import balanced, files_of
+from tests.tiers.tiers import ON_CHANGE, TIERS
+
+MATRIX = {
+    f"case[{a}-{b}-{c}]": frozenset({("a", a), ("b", b), ("c", c)})
+    for a, b, c in product(range(4), range(3), range(3))
+}
+
+
+def test_all_cases_of_a_cheap_function_run() -> None:
+    assert chosen(MATRIX, FREE_S / len(MATRIX) / 2, 0) == list(MATRIX)
+
+
+def test_each_costly_case_runs_in_one_of_sixteen_parts() -> None:
+    parts = [chosen(MATRIX, 2 * CASE_S, part) for part in range(PARTS)]
+
+    assert sorted(case for part in parts for case in part) == sorted(MATRIX)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_the_first_cases_of_a_matrix_have_as_many_pairs_as_they_can(part: int) -> None:
+    found = chosen(MATRIX, CASE_S / 4, part)
+
+    assert len(found) == 4
+    values = [MATRIX[case] for case in found]
+    assert len(frozenset().union(*values)) == 4 + 3 + 3, "a value has no case"
+    assert all(len(one & other) <= 1 for one in values for other in values if one != other)
+
+
+@given(st.dictionaries(st.text(), st.floats(0, 100), max_size=60), st.integers(1, 5))
+def test_each_file_has_one_process_and_none_has_much_more_than_others(
+    costs_s: dict[str, float], number: int
+) -> None:
+    shares = balanced(costs_s, costs_s, number)
+
+    assert sorted(file for share in shares for file in share) == sorted(costs_s)
+    # Longest first: at most a third more than the best there is (Graham, 1969).
+    loads = [sum(costs_s[file] + 0.05 for file in share) for share in shares]
+    least = max(sum(loads) / number, max(costs_s.values(), default=0) + 0.05)
+    assert max(loads, default=0) <= 4 / 3 * least + max(costs_s.values(), default=0)
+
+
+def test_quick_and_rest_are_expected_to_cost_what_all_costs() -> None:
+    costs = Costs.read()
+    for file in costs.others_s:
+        whole, quick, rest = (costs.of_file(file, share) for share in ("all", "quick", "rest"))
+        assert quick + rest == pytest.approx(whole)
+        assert 0 <= quick <= whole
+
+
+def test_the_quick_tier_leaves_out_what_runs_on_a_change_only() -> None:
+    study = next(file for file in files_of(TIERS["all"], ()) if file.startswith(ON_CHANGE))
+
+    assert study not in files_of(TIERS["quick"], ())
+    assert study in files_of(TIERS["quick"], {study})
+    assert study in files_of(TIERS["rest"], ())
+
+
+@pytest.mark.parametrize(
+    ("path", "module"),
+    [
+        ("libs/moesaic/fairness.py", "moesaic.fairness"),
+        ("libs/moesaic/engine/__init__.py", "moesaic.engine"),
+        ("services/gateway/main.py", "moesaic.services.gateway.main"),
+        ("libs/moesaic/native/sources/calls.h", "moesaic.native.library"),
+        ("LICENSE", ""),
+    ],
+)
+def test_a_path_changes_a_module(path: str, module: str) -> None:
+    assert module_of(path) == module
+
+
+def test_a_change_reaches_tests_through_other_modules_and_conftest_files() -> None:
+    by_import = reached_by(["libs/moesaic/fairness.py"])
+    assert "tests/engine/steps/test_batching_histories.py" in by_import
+    assert "tests/models/text/test_chat.py" not in by_import
+    by_conftest = reached_by(["tests/gateway/conftest.py"])
+    assert {file for file in by_conftest if not file.startswith("tests/gateway/")} == set()
+    assert "tests/gateway/test_language.py" in by_conftest
+    assert reached_by(["LICENSE"]) == set()

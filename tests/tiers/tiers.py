@@ -1,0 +1,56 @@
+"""The tiers of tests: what each runs, and how long it may take on two idle cores."""
+
+from dataclasses import dataclass
+
+# Tests that need another environment, or half an hour: commands of their own run them.
+APART = ("tests/clients/", "tests/compose/", "tests/soak/")
+# Tests of what prepares, measures and simulates, and tests that compile for minutes: the quick tier runs those that a
+# change reaches, and no others.
+ON_CHANGE = (
+    "tests/benchmarks/",
+    "tests/distillation/",
+    "tests/kernels/triton/test_compilation.py",
+    "tests/native/test_sanitized.py",
+    "tests/simulation/",
+    "tests/training/",
+)
+# Folders with tests that start suites.
+SUITES = ("tests/cli/", "tests/clients/", "tests/scheduler/", "tests/system/")
+
+_BELOW = "not suite and not slow and not gpu and not compose"
+
+
+@dataclass(frozen=True)
+class Tier:
+    """Tests that one command runs.
+
+    Attributes:
+        command: what a person types.
+        budget_s: what it may take on two idle cores, once the environment is set up.
+        marks: pytest's expression that the tests satisfy.
+        share: of those tests: ``quick`` ones, the ``rest``, or ``all``.
+        starts_suites: the tests wait more than they compute, and no cost of them is known.
+    """
+
+    command: str
+    budget_s: int
+    marks: str
+    share: str = "all"
+    starts_suites: bool = False
+
+    def takes(self, file: str) -> bool:
+        """True if ``file`` may have tests of this tier, so that it is worth collecting."""
+        if self.marks == _BELOW:
+            return not file.startswith((*APART, "tests/system/"))
+        if self.marks.startswith("suite"):
+            return file.startswith(SUITES)
+        return not file.startswith(APART)
+
+
+TIERS = {
+    "quick": Tier("make test", 180, _BELOW, "quick"),
+    "rest": Tier("make test-rest", 480, _BELOW, "rest"),
+    "all": Tier("make test-all", 600, _BELOW),
+    "suites": Tier("make test-suites", 600, f"suite and {_BELOW[14:]}", starts_suites=True),
+    "nightly": Tier("make nightly", 4 * 3600, "not gpu and not compose", starts_suites=True),
+}
