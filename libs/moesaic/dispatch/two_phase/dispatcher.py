@@ -46,6 +46,11 @@ class TwoPhaseDispatcher:
     """Gets the sums of a worker's rows, and of those that neighbours join to them.
 
     Lives on the engine thread's event loop.
+
+    Attributes:
+        steps: of this worker, with what its lead has advised.
+        waits: the workers that come together in rounds, where this worker is the lead.
+        trips: what those of rows to the lead take, where another one is.
     """
 
     def __init__(
@@ -77,7 +82,8 @@ class TwoPhaseDispatcher:
         self._upkeep = LinkUpkeep(network, node, self._chooser, self._joining.reach)
         self._reach: Reach | None = None
         self._nodes: dict[int, Nodes] = {}  # by layer, of ``_reach``
-        self._steps, self._recent = Steps(), RecentJoins()
+        self.steps, self._recent = Steps(), RecentJoins()
+        self.waits, self.trips = self._rounds.waits, self._joining.trips
 
     @property
     def book(self) -> CostBook:
@@ -93,6 +99,12 @@ class TwoPhaseDispatcher:
     def is_sure(self) -> bool:
         """True where nothing is left to measure, or another worker chooses."""
         return self._upkeep.is_sure
+
+    @property
+    def lead(self) -> str | None:
+        """Worker id of the one that brings this worker's rows together now; ``None``: this one does."""
+        link = self._joining.lead()
+        return link.peer if link is not None else None
 
     def set_wire(self, wire: WireDtype) -> None:
         """Let rows and sums travel in this form between nodes from now on."""
@@ -134,16 +146,16 @@ class TwoPhaseDispatcher:
         Raises:
             MoesaicError: what ``direct`` raises.
         """
-        nodes, lane = self._nodes_of(reach, layer), self._steps.lane(step_id, layer)
+        nodes, lane = self._nodes_of(reach, layer), self.steps.lane(step_id, layer)
         if not self._has_two_phases(nodes):
             _count_direct(nodes)
             return await direct()
         now_s = asyncio.get_running_loop().time()
         if layer == min(reach.targets):
-            self._steps.begin(lane, now_s)
+            self.steps.begin(lane, now_s)
         sums = await self._in_two_phases(reach, layer, lane, hidden, now_s)
         if sums is None:
-            self._steps.go_directly(lane)
+            self.steps.go_directly(lane)
             sums = await self._directly(nodes, layer, lane, hidden, direct)
         return sums
 
@@ -159,12 +171,12 @@ class TwoPhaseDispatcher:
         order, contribution = joining_rows(request, self._reach_of)
         now_s = asyncio.get_running_loop().time()
         self._recent.note(order.worker_id, order.lane, len(contribution.hidden), now_s)
-        left_s = _DIRECT_S if self._mode == "direct" else self._steps.direct_until_s - now_s
+        left_s = _DIRECT_S if self._mode == "direct" else self.steps.direct_until_s - now_s
         if left_s > 0:  # nothing is brought together; it need not wait to learn that
             return join_reply(request, JoinReply("direct", left_s))
         sums = await self._rounds.join(request.layer, contribution)
         if sums is None:  # the round goes directly, whatever else has become of the advice
-            left_s = self._steps.direct_until_s - asyncio.get_running_loop().time()
+            left_s = self.steps.direct_until_s - asyncio.get_running_loop().time()
             return join_reply(request, JoinReply("direct", max(0.0, left_s)))
         return join_reply(request, self._advice(contribution.members), sums)
 
@@ -193,24 +205,24 @@ class TwoPhaseDispatcher:
         """Get sums with rows brought together; ``None`` if they should go directly, or something failed."""
         first = layer == min(reach.targets)
         lead = None
-        if not self._steps.is_alone(lane, first, now_s):
+        if not self.steps.is_alone(lane, first, now_s):
             lead = self._joining.lead()
         if lead is None:
             nodes = self._nodes_of(reach, layer)
-            if self._mode == "auto" and not self._steps.has_missed(lane, now_s):
+            if self._mode == "auto" and not self.steps.has_missed(lane, now_s):
                 self._upkeep.see(reach, now_s)
             if not self._chooser.is_ready or (
                 first and self._goes_directly(nodes, lane, hidden, now_s)
             ):
                 return None
-        if not self._steps.may_meet(lane, now_s):
+        if not self.steps.may_meet(lane, now_s):
             return None
         try:
             if lead is None:
                 return await self._lead(reach, layer, lane, hidden, now_s)
             return await self._join(lead, reach, layer, lane, hidden, first)
         except MoesaicError as error:
-            self._steps.direct_until_s = asyncio.get_running_loop().time() + _COOL_S
+            self.steps.direct_until_s = asyncio.get_running_loop().time() + _COOL_S
             metrics.FALLBACKS.labels(error.code).inc()
             log.warning("exchange.failed", layer=layer, cause=str(error))
             return None
@@ -242,22 +254,22 @@ class TwoPhaseDispatcher:
         if answer is None:
             return None
         sums, advice = answer
-        self._steps.heed(advice, lane, asyncio.get_running_loop().time())
+        self.steps.heed(advice, lane, asyncio.get_running_loop().time())
         return sums
 
     def _advice(self, members: int) -> JoinReply:
         """Advise a worker whose rows were in a round of so many workers."""
         now_s = asyncio.get_running_loop().time()
-        left_s = self._steps.direct_until_s - now_s
+        left_s = self.steps.direct_until_s - now_s
         if left_s > 0:
             return JoinReply("direct", left_s)
         if members == 1:  # if this worker has steps of its own, the two will meet at the next one
-            return JoinReply("alone", _ALONE_S if self._steps.is_idle(now_s) else 0.0)
+            return JoinReply("alone", _ALONE_S if self.steps.is_idle(now_s) else 0.0)
         return JoinReply("offer")
 
     def _goes_directly(self, nodes: Nodes, lane: int, hidden: Tensor, now_s: float) -> bool:
         """Decide if the step that begins should go directly; then nobody is waited for."""
-        if self._mode != "auto" or now_s < self._steps.direct_until_s:
+        if self._mode != "auto" or now_s < self.steps.direct_until_s:
             return False
         members, rows = self._recent.at(lane, len(hidden), now_s)
         if (
@@ -265,7 +277,7 @@ class TwoPhaseDispatcher:
             != "direct"
         ):
             return False
-        self._steps.direct_until_s = now_s + _DIRECT_S
+        self.steps.direct_until_s = now_s + _DIRECT_S
         self._rounds.pass_by(self._worker_id)
         return True
 
@@ -278,7 +290,7 @@ class TwoPhaseDispatcher:
             nodes.shape(members[0].members, len(hidden), self._row_bytes(hidden))
         )
         if choice.way == "direct":
-            self._steps.direct_until_s = asyncio.get_running_loop().time() + _DIRECT_S
+            self.steps.direct_until_s = asyncio.get_running_loop().time() + _DIRECT_S
             return None
         patience_s = self._patience_s(len(hidden))
         sums = await self._sender.send(choice.way, reach, layer, nodes, hidden, patience_s)

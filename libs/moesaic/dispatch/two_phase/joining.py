@@ -14,30 +14,32 @@ from moesaic.dispatch.two_phase import metrics
 from moesaic.dispatch.two_phase.messages import JoinReply, JoinRequest, encode, order_of
 from moesaic.dispatch.two_phase.nodes import Reach, links_inside
 from moesaic.dispatch.two_phase.rounds import Contribution
+from moesaic.dispatch.two_phase.trips import TripTimes
 from moesaic.errors import FrameError, InvalidInput, MoesaicError, NotReady, StaleEpoch
 from moesaic.transport.contract import Link, Network
 from moesaic.transport.frame import Frame, FrameKind
 
 log = structlog.get_logger()
 
-_STALL = 4.0  # times the usual trip; the lead is waited for no longer
-_LEAST_S, _FIRST_S, _UNKNOWN_S = 0.01, 0.1, 0.25  # at least; at a step's first layer; at first
-_FADES = 0.8  # what a trip weighs after the next one
 _GIVEN_UP = 3.0  # times what a layer may take: then so is the link
 
 _Asking = asyncio.Future[list[Frame | MoesaicError]]
 
 
 class Joining:
-    """Joins rows to those of the node's lead. Lives on the engine's event loop."""
+    """Joins rows to those of the node's lead. Lives on the engine's event loop.
+
+    Attributes:
+        trips: what they take.
+    """
 
     def __init__(self, network: Network, worker_id: str) -> None:
         """Join over ``network``, in the name of ``worker_id``."""
         self._network, self._worker_id = network, worker_id
+        self.trips = TripTimes()
         self._links = links_inside(network)
         self._neighbours: list[Endpoint] = []
         self._seq = itertools.count(1)
-        self._trip_s: dict[int, float] = {}  # by the size of the batch
         self._asking: set[_Asking] = set()
         self._overdue: set[_Asking] = set()  # of these, those that are waited for no more
 
@@ -103,7 +105,7 @@ class Joining:
         if self._overdue:
             return None
         loop = asyncio.get_running_loop()
-        size, started = len(tensors[0]).bit_length(), loop.time()
+        rows, started = len(tensors[0]), loop.time()
         request = Frame(
             kind=FrameKind.REQUEST,
             request_id=os.urandom(16),
@@ -115,10 +117,9 @@ class Joining:
         )
         deadline_s = _GIVEN_UP * patience_s
         asking = asyncio.ensure_future(self._network.exchange([(lead, request)], deadline_s))
-        asking.add_done_callback(lambda done: self._answered(done, size, loop.time() - started))
+        asking.add_done_callback(lambda done: self._answered(done, rows, loop.time() - started))
         self._asking.add(asking)  # not cancelled with the step: that would cost the link
-        least_s = _FIRST_S if first else _LEAST_S
-        stall_s = max(least_s, _STALL * self._trip_s.get(size, _UNKNOWN_S / _STALL))
+        stall_s = self.trips.patience_s(rows, first=first)
         await asyncio.wait({asking}, timeout=min(stall_s, patience_s))
         if not asking.done():
             self._overdue.add(asking)
@@ -138,13 +139,12 @@ class Joining:
         await asyncio.gather(*asking, return_exceptions=True)
         await self._links.close()
 
-    def _answered(self, asking: _Asking, size: int, seconds: float) -> None:
+    def _answered(self, asking: _Asking, rows: int, seconds: float) -> None:
         self._asking.discard(asking)
         self._overdue.discard(asking)
         if asking.cancelled() or isinstance(asking.result()[0], MoesaicError):
             return  # says nothing about trips
-        known = self._trip_s.get(size, seconds)
-        self._trip_s[size] = _FADES * known + (1 - _FADES) * seconds
+        self.trips.took(rows, seconds)
 
 
 def joining_rows(
