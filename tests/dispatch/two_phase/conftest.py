@@ -1,7 +1,7 @@
 """Attention and expert workers on named nodes, in this process, with real networks between them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,50 +15,95 @@ from moesaic.dispatch.local import LocalDispatcher
 from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
 from moesaic.dispatch.two_phase.choice.chooser import Mode
 from moesaic.dispatch.two_phase.dispatcher import TwoPhaseDispatcher
+from moesaic.dispatch.two_phase.messages import JoinReply
 from moesaic.dispatch.two_phase.relay import ExpertRelay
+from moesaic.dispatch.two_phase.waiting import RoundWaits
 from moesaic.experts.host import ExpertHost
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.messages.wire import WireDtype
 from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.gate import load_gates
 from moesaic.models.weights.checkpoint import Checkpoint
-from moesaic.transport.frame import FrameLimits
+from moesaic.transport.contract import Handler
+from moesaic.transport.frame import Frame, FrameLimits
 from moesaic.transport.inprocess import Hub, InProcessNetwork
 from moesaic.transport.ucx.network import UcxNetwork
+from tests.dispatch.conftest import (
+    CPU,
+    FP32,
+    NUM_EXPERTS,
+    NUM_LAYERS,
+    TIMEOUT_S,
+    CrookedCheckpoint,
+    until,
+)
 
-CPU, FP32 = torch.device("cpu"), torch.float32
-NUM_EXPERTS, NUM_LAYERS = 8, 3
 SECRET = b"secret"
 
 
 @dataclass
 class Expert:
+    """An expert worker.
+
+    Attributes:
+        compute: what its relay computes its own share by.
+        answer: what it serves requests by.
+    """
+
+    name: str
     host: ExpertHost
     network: Any
-    relay: ExpertRelay
+    compute: Callable[[Frame], Frame]
     address: str = ""
+
+    def __post_init__(self) -> None:
+        self.relay_over(self.network)
+
+    def relay_over(self, network: Any) -> None:
+        """Answer for the node from now on, by links to colleagues over a network."""
+
+        def compute(request: Frame) -> Frame:
+            return self.compute(request)
+
+        self.relay = ExpertRelay(self.name, network, compute, self.host.epochs.placement)
+        self.answer: Handler = self.relay.answer
 
 
 @dataclass
 class Attention:
+    """An attention worker.
+
+    Attributes:
+        plain: dispatches steps of ``dispatcher`` over the same links, never in two phases.
+        answer: what it serves requests by.
+    """
+
     network: Any
     dispatcher: RoutedDispatcher
+    plain: RoutedDispatcher
     two_phase: TwoPhaseDispatcher
-    contact: Endpoint
     node: str
+    answer: Handler
+    contact: Endpoint = field(init=False)
 
 
 @dataclass
 class Lab:
-    """``attention`` and ``experts`` name the node of every worker."""
+    """Workers on the nodes that are named for each.
+
+    Attributes:
+        timeout_s: the longest wait for a layer in two phases.
+        crooked: expert workers that choose other experts than they should, at layer 1.
+    """
 
     model: Any
     kind: str
     attention_nodes: Sequence[str]
     expert_nodes: Sequence[str]
     mode: Mode
-    timeout_s: float = 5.0
+    timeout_s: float = TIMEOUT_S
     wire: WireDtype = "own"
+    crooked: Collection[int] = ()
     hub: Hub = field(default_factory=Hub)
     experts: list[Expert] = field(default_factory=list)
     attention: list[Attention] = field(default_factory=list)
@@ -76,26 +121,34 @@ class Lab:
         self.meet()
 
     async def add_expert(self, idx: int) -> None:
-        name = f"expert-{idx}"
-        host = ExpertHost(self.checkpoint, self.config, name, NUM_EXPERTS, FP32, CPU)
-        network = self.network(name)
-        relay = ExpertRelay(name, network, host.answer, host.epochs.placement)
-        expert = Expert(host, network, relay)
-        expert.address = await network.listen(self._where, 0, relay.answer)
+        name, directory = f"expert-{idx}", self.model.directory
+        checkpoint = CrookedCheckpoint(directory) if idx in self.crooked else self.checkpoint
+        host = ExpertHost(checkpoint, self.config, name, NUM_EXPERTS, FP32, CPU)
+        expert = Expert(name, host, self.network(name), host.answer)
+        expert.address = await self._listen(expert)
         self.experts.append(expert)
 
     async def add_attention(self, idx: int, node: str) -> None:
         name, network = f"attention-{idx}", self.network(f"attention-{idx}")
         gates = load_gates(self.checkpoint, self.config, FP32, CPU)
-        dispatcher = RoutedDispatcher(network, gates, self.timeout_s, wire=self.wire)
+        dispatcher, plain = (
+            RoutedDispatcher(network, gates, TIMEOUT_S, wire=self.wire) for _ in range(2)
+        )
         two_phase = TwoPhaseDispatcher(
             network, name, node, self.mode, self.timeout_s, dispatcher.route_of, self.wire
         )
         dispatcher.use(two_phase)
-        address = await network.listen(self._where, 0, two_phase.answer)
-        self.attention.append(
-            Attention(network, dispatcher, two_phase, Endpoint(name, 1, address), node)
-        )
+        worker = Attention(network, dispatcher, plain, two_phase, node, two_phase.answer)
+        worker.contact = Endpoint(name, 1, await self._listen(worker))
+        self.attention.append(worker)
+
+    async def _listen(self, worker: Expert | Attention) -> str:
+        def answer(request: Frame) -> Any:
+            return worker.answer(request)
+
+        where = "memory" if self.kind == "inprocess" else "127.0.0.1"
+        address: str = await worker.network.listen(where, 0, answer)
+        return address
 
     def meet(self) -> None:
         """Tell every attention worker who else is on its node."""
@@ -108,15 +161,11 @@ class Lab:
                 ]
             )
 
-    @property
-    def _where(self) -> str:
-        return "memory" if self.kind == "inprocess" else "127.0.0.1"
-
-    def network(self, worker_id: str) -> Any:
+    def network(self, worker_id: str, secret: bytes = SECRET) -> Any:
         limits = FrameLimits.of_hidden_size(self.config.hidden_size)
         if self.kind == "inprocess":
-            return InProcessNetwork(worker_id, SECRET, limits, self.hub)
-        return UcxNetwork(worker_id, "expert", SECRET, limits, transports=self.kind)  # type: ignore[arg-type]
+            return InProcessNetwork(worker_id, secret, limits, self.hub)
+        return UcxNetwork(worker_id, "expert", secret, limits, transports=self.kind)  # type: ignore[arg-type]
 
     def place(self, epoch: int = 1) -> None:
         """Give every expert to one worker in turn, and the first two of them to a second one."""
@@ -150,19 +199,18 @@ class Lab:
             worker.dispatcher.set_placement(placement)
 
     async def linked(self) -> None:
-        """Wait until all links of both phases are there."""
+        """Wait until all are linked to the expert workers, and to their lead."""
+        leads: dict[str, str] = {}
         for worker in self.attention:
-            await asyncio.wait_for(worker.dispatcher.reachable(), 10)
-            for contact in worker.two_phase._joining.neighbours:
-                await worker.two_phase._joining.reach(contact, 10)
+            await worker.dispatcher.reachable()
+            lead = leads.setdefault(worker.node, worker.contact.worker_id)
+            wanted = lead if lead != worker.contact.worker_id else None
+            await until(lambda worker=worker, wanted=wanted: worker.two_phase.lead == wanted)
 
     async def measured(self) -> None:
-        """Wait until those who choose a way know what links cost."""
-        choosing = [w.two_phase for w in self.attention if w.two_phase._upkeep._running]
-        while any(each.costs is None for each in choosing):
-            await asyncio.sleep(0.01)
-            for each in choosing:  # as if they went on
-                each._upkeep._used_s = asyncio.get_running_loop().time()
+        """Step until the first worker, which chooses the way, knows what links cost."""
+        while self.attention[0].two_phase.costs is None:
+            await asyncio.gather(*(self.step(n, 4) for n in range(len(self.attention))))
 
     async def parts(self, worker: int, rows: Sequence[int], seed: int = 0) -> list[list[Tensor]]:
         """One step of one attention worker, in micro-batches; what every layer gave, by part."""
@@ -209,13 +257,13 @@ class Lab:
 
     async def direct(self, worker: int, rows: int, seed: int = 0) -> list[Tensor]:
         """The same without two phases; sums in the same order, so the same bits."""
-        dispatcher = self.attention[worker].dispatcher
-        step = dispatcher.begin_step()
+        asked = self.attention[worker]
+        step = asked.dispatcher.begin_step()
         found = [
-            await dispatcher._directly(step, layer, self.rows(rows, seed + worker, layer))
+            await asked.plain.dispatch(step, layer, self.rows(rows, seed + worker, layer))
             for layer in range(NUM_LAYERS)
         ]
-        dispatcher.end_step(step)
+        asked.dispatcher.end_step(step)
         return found
 
     async def check(self, rows: Sequence[int], seed: int = 0) -> None:
@@ -235,7 +283,7 @@ class Lab:
 
     async def meet_up(self) -> None:
         """Step until the first two attention workers wait for each other."""
-        waits = self.attention[0].two_phase._rounds.waits
+        waits = self.attention[0].two_phase.waits
         for _ in range(50):
             await asyncio.gather(self.step(0, 4), self.step(1, 4))
             if waits.regulars(0) == {"attention-0", "attention-1"}:
@@ -256,7 +304,7 @@ OpenLab = Callable[..., AbstractAsyncContextManager[Lab]]
 
 @pytest.fixture
 def open_lab(tiny_model: Any) -> OpenLab:
-    """A lab with its placement in force and all links made."""
+    """A lab with its placement in force and all links made, unless it is not ``placed``."""
 
     @asynccontextmanager
     async def opened(
@@ -264,14 +312,16 @@ def open_lab(tiny_model: Any) -> OpenLab:
         attention_nodes: Sequence[str],
         expert_nodes: Sequence[str],
         mode: Mode,
-        timeout_s: float = 5.0,
-        wire: WireDtype = "own",
+        *,
+        placed: bool = True,
+        **options: Any,
     ) -> AsyncIterator[Lab]:
-        lab = Lab(tiny_model, kind, attention_nodes, expert_nodes, mode, timeout_s, wire)
+        lab = Lab(tiny_model, kind, attention_nodes, expert_nodes, mode, **options)
         try:
             await lab.open()
-            lab.place()
-            await lab.linked()
+            if placed:
+                lab.place()
+                await lab.linked()
             yield lab
         finally:
             await lab.close()
@@ -279,11 +329,13 @@ def open_lab(tiny_model: Any) -> OpenLab:
     return opened
 
 
-@pytest.fixture
-def count() -> Callable[..., float]:
-    """The value of a counter of ``metrics``."""
+def offer_again(worker: Attention) -> None:
+    """Let a worker offer its rows again, though nobody joined them."""
+    now_s = asyncio.get_running_loop().time()
+    worker.two_phase.steps.heed(JoinReply("offer"), 0, now_s)
 
-    def value(counter: Any, *labels: str) -> float:
-        return float(counter.labels(*labels)._value.get())
 
-    return value
+def await_at_first_layers(waits: RoundWaits, workers: Iterable[str], lane: int = 0) -> None:
+    """Have rounds wait for these workers at the first layer of steps."""
+    for worker_id in workers:
+        waits.came(worker_id, lane, 0.0, first=True, last=False)

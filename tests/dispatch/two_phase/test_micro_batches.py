@@ -2,13 +2,14 @@
 neighbours, none waits for another, and all are right."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
 from moesaic.dispatch.two_phase import metrics
+from tests.dispatch.conftest import value_of
 
 MESSAGES = {"reduce": 4 + 2, "relay": 2 + 2}  # of a round: there, and back from each node
 
@@ -52,14 +53,14 @@ async def test_real_links_carry_several_batches_at_once(
 
 @pytest.mark.parametrize("mode", ["reduce", "relay"])
 async def test_batches_of_two_workers_meet_one_by_one(
-    open_lab: Any, count: Callable[..., float], monkeypatch: pytest.MonkeyPatch, mode: str
+    open_lab: Any, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     """The second batch of a worker whose rows another brings together went directly."""
     monkeypatch.setattr("moesaic.dispatch.two_phase.dispatcher._ALONE_S", 0.0)
     for name in ("_UNKNOWN_S", "_FIRST_S", "_LEAST_S"):  # on a busy machine, too
-        monkeypatch.setattr(f"moesaic.dispatch.two_phase.joining.{name}", 60.0)
+        monkeypatch.setattr(f"moesaic.dispatch.two_phase.trips.{name}", 60.0)
     async with open_lab("inprocess", ["a", "a"], ["x", "x", "y", "y"], mode) as lab:
-        waits = lab.attention[0].two_phase._rounds.waits
+        waits = lab.attention[0].two_phase.waits
         both = {"attention-0", "attention-1"}
         for _ in range(50):
             await check(lab, [[4, 4], [4, 4]])
@@ -67,29 +68,27 @@ async def test_batches_of_two_workers_meet_one_by_one(
                 break
         assert all(waits.regulars(lane) == both for lane in (0, 1))
         monkeypatch.setattr("moesaic.dispatch.two_phase.waiting._PATIENCE_S", (60.0, 60.0))
-        before = count(metrics.MESSAGES, "inter")
+        before = value_of(metrics.MESSAGES, "inter")
 
         await asyncio.gather(lab.parts(0, [4, 4]), lab.parts(1, [4, 4]))
 
-        per_layer = (count(metrics.MESSAGES, "inter") - before) / len(lab.config.moe_layers)
+        per_layer = (value_of(metrics.MESSAGES, "inter") - before) / len(lab.config.moe_layers)
         assert per_layer == 2 * MESSAGES[mode]
 
 
-async def test_a_batch_that_fails_takes_no_other_with_it(
-    open_lab: Any, count: Callable[..., float]
-) -> None:
+async def test_a_batch_that_fails_takes_no_other_with_it(open_lab: Any) -> None:
     async with open_lab("inprocess", ["a", "a"], ["x", "x"], "relay") as lab:
         await check(lab, [[3, 3], [3, 3]])
-        relay, failed = lab.experts[0].relay, []
-        answers = relay._compute
+        expert, failed = lab.experts[0], []
+        compute = expert.compute
 
         def fails_once(request: Any) -> Any:
             if not failed:
                 failed.append(request)
                 raise RuntimeError("of any kind")
-            return answers(request)
+            return compute(request)
 
-        relay._compute = fails_once
+        expert.compute = fails_once
         await check(lab, [[3, 3], [3, 3]])
 
         assert failed

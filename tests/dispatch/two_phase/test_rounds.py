@@ -11,8 +11,10 @@ import torch
 
 from moesaic.dispatch.two_phase import waiting
 from moesaic.dispatch.two_phase.rounds import Contribution, Rounds
+from moesaic.dispatch.two_phase.waiting import RoundWaits
 from moesaic.errors import ExpertUnavailable, MoesaicError, NotReady
 from moesaic.messages.placement import Placement
+from tests.dispatch.two_phase.conftest import await_at_first_layers
 
 PLACEMENT = Placement(epoch=1, model_digest="", num_experts=1, workers=[], layers=[0, 1], slots=[])
 
@@ -66,7 +68,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def meet(made: Rounds) -> None:
     """Both are waited for at the first layer from now on."""
-    made.waits._regulars = {0: {"a", "b"}}
+    await_at_first_layers(made.waits, "ab")
     await together(made)
 
 
@@ -105,7 +107,7 @@ async def test_who_is_a_layer_ahead_is_not_waited_for() -> None:
     sends = Sends()
     made = Rounds(sends, 100)
     reach = Reach(targets={0: (0,), 1: (0,), 2: (0,)})
-    made.waits._regulars = {0: {"a", "b"}}
+    await_at_first_layers(made.waits, "ab")
     await asyncio.gather(
         made.join(0, offer("a", 1.0, reach=reach)), made.join(0, offer("b", 1.0, reach=reach))
     )
@@ -136,7 +138,7 @@ async def test_who_leaves_the_node_holds_up_nobody() -> None:
 async def test_rows_for_other_experts_or_too_many_go_in_rounds_of_their_own() -> None:
     sends = Sends()
     made = Rounds(sends, 5)
-    made.waits._regulars = {0: {"a", "b", "c"}}
+    await_at_first_layers(made.waits, "abc")
     joins = [
         made.join(0, offer("a", 1.0, rows=3)),
         made.join(0, offer("b", 1.0, rows=3)),
@@ -154,7 +156,7 @@ async def test_rows_for_other_experts_or_too_many_go_in_rounds_of_their_own() ->
 async def test_a_failure_reaches_everybody_in_the_round_and_nobody_else() -> None:
     sends = Sends(error=ExpertUnavailable(0))
     made = Rounds(sends, 100)
-    made.waits._regulars = {0: {"a", "b"}}
+    await_at_first_layers(made.waits, "ab")
 
     failed = await asyncio.gather(
         made.join(0, offer("a", 1.0)), made.join(0, offer("b", 1.0)), return_exceptions=True
@@ -168,7 +170,7 @@ async def test_a_failure_reaches_everybody_in_the_round_and_nobody_else() -> Non
 @pytest.mark.usefixtures("patient")
 async def test_closing_ends_what_waits() -> None:
     made = Rounds(Sends(), 100)
-    made.waits._regulars = {0: {"a", "b"}}
+    await_at_first_layers(made.waits, "ab")
     waiting = asyncio.ensure_future(made.join(0, offer("a", 1.0)))
     await asyncio.sleep(0)
 
@@ -182,7 +184,8 @@ async def test_closing_ends_what_waits() -> None:
 async def test_batches_of_one_step_go_in_rounds_of_their_own() -> None:
     sends = Sends()
     made = Rounds(sends, 100)
-    made.waits._regulars = {0: {"a", "b"}, 1: {"a", "b"}}
+    for lane in (0, 1):
+        await_at_first_layers(made.waits, "ab", lane)
 
     await asyncio.gather(
         *(made.join(0, offer(name, 1.0, lane=lane)) for name in "ab" for lane in (0, 1))
@@ -211,7 +214,7 @@ async def test_who_has_one_batch_is_not_waited_for_with_the_second_of_others() -
 @pytest.mark.usefixtures("patient")
 async def test_two_offers_of_one_worker_are_no_company() -> None:
     made = Rounds(Sends(), 100)
-    made.waits._regulars = {0: {"b"}}
+    await_at_first_layers(made.waits, "b")
     offers = [offer("a", 1.0), offer("a", 2.0)]
     joins = asyncio.gather(*(made.join(0, each) for each in offers))
     await asyncio.sleep(0)
@@ -227,11 +230,12 @@ async def test_nothing_is_kept_of_those_who_left_the_node() -> None:
     made = Rounds(Sends(), 100)
     await meet(made)
     await together(made, layer=1)
-    made.waits._regulars = {0: {"a"}}  # b stayed away for once, and then left
+    made.waits.left(0, True, frozenset("a"), "b")  # b stayed away for once, and then left
 
     made.keep("a")
 
-    assert made.waits._companions == {("a", 0): {"a"}}
+    assert made.waits.regulars(0) == {"a"}
+    assert [made.waits.awaited(name, 0, first=False) for name in "ab"] == [{"a"}, set()]
     await made.join(1, offer("a", 1.0))  # waits for nobody
 
 
@@ -251,43 +255,47 @@ async def test_a_failure_of_any_kind_ends_its_round_and_no_task_dies_of_it() -> 
     assert not died
 
 
-async def test_who_keeps_another_pace_is_waited_for_ever_more_seldom() -> None:
+def test_who_keeps_another_pace_is_waited_for_ever_more_seldom() -> None:
     """A short step waited for the one who is in a long step, each time that had begun another."""
-    made = Rounds(Sends(), 100)
-    made.waits._regulars = {0: {"a", "b"}}
-    waited = 0
+    waits, waited = RoundWaits(), 0
+    await_at_first_layers(waits, "ab")
 
     for _ in range(100):  # b comes when a has just gone
-        waited += "b" in made.waits.regulars(0)
-        await made.join(0, offer("a", 1.0))
-        made.waits._regulars[0].discard("a")
-        await made.join(0, offer("b", 1.0))
+        missed = waits.awaited("a", 0, first=True) - {"a"}
+        waited += "b" in missed
+        await_at_first_layers(waits, "a")
+        waits.left(0, True, frozenset("a"), missed)
+        await_at_first_layers(waits, "b")
+        waits.left(0, True, frozenset("b"), ())
 
     assert 3 <= waited <= 9
 
 
 async def test_who_meets_again_is_a_regular_again() -> None:
     made = Rounds(Sends(), 100)
-    made.waits._missed, made.waits._passes = {("b", 0): 6}, {("b", 0): 63}
-    made.waits._regulars = {0: {"a"}}
+    for _ in range(7):
+        made.waits.left(0, True, frozenset("a"), "b")
+    await_at_first_layers(made.waits, "ab")
+    assert made.waits.regulars(0) == {"a"}
 
     b = asyncio.ensure_future(made.join(0, offer("b", 1.0)))
     await asyncio.sleep(0)
     await asyncio.gather(b, made.join(0, offer("a", 1.0)))
 
     assert made.waits.regulars(0) == {"a", "b"}
-    assert not made.waits._missed
-    assert not made.waits._passes
+    # It is missed as for the first time: nothing is held against it.
+    made.waits.left(0, True, frozenset("a"), "b")
+    await_at_first_layers(made.waits, "b")
+    assert "b" in made.waits.regulars(0)
 
 
-async def test_patience_comes_from_steps_and_not_from_the_pauses_between_them() -> None:
+def test_patience_comes_from_steps_and_not_from_the_pauses_between_them() -> None:
     """After a pause, everybody was waited for as long as that."""
-    made = Rounds(Sends(), 100)
+    waits = RoundWaits()
+    waits.came("a", 0, 10.0, first=True, last=False)
+    waits.came("a", 0, 10.5, first=False, last=True)
+    learned_s = waits.step_s
 
-    for layer in (0, 1):
-        await made.join(layer, offer("a", 1.0))
-    learned_s = made.waits.step_s
-    await asyncio.sleep(0.1)
-    await made.join(0, offer("a", 1.0))
+    waits.came("a", 0, 13.0, first=True, last=False)
 
-    assert made.waits.step_s == learned_s > 0
+    assert waits.step_s == learned_s == 0.5

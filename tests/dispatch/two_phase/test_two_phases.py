@@ -1,7 +1,8 @@
 """Rows in two phases bring the sums of local experts, and the very bits of going directly, whatever happens."""
 
 import asyncio
-from collections.abc import Callable
+import math
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -12,10 +13,19 @@ from msgspec.structs import replace
 from moesaic.dispatch.two_phase import metrics
 from moesaic.dispatch.two_phase.choice.costs import WAYS
 from moesaic.dispatch.two_phase.messages import Relay, encode
-from moesaic.errors import ExpertUnavailable, InvalidInput, MoesaicError
+from moesaic.errors import InvalidInput, MoesaicError
 from moesaic.transport.frame import Frame, FrameKind
+from tests.dispatch.conftest import TIMEOUT_S, value_of
+from tests.dispatch.dispatcher_contract import (
+    BatchesAtOnceContract,
+    DispatcherContract,
+    Opened,
+    OwnStepsContract,
+    RemoteContract,
+    Unreached,
+)
 
-ONE_ONE = (["a"], ["x"])
+NODES = ["a", "a"], ["x", "x", "y"]
 SHAPES = [
     (["a"], ["x", "x"]),  # A < E
     (["a", "a"], ["x", "x"]),  # A = E
@@ -26,6 +36,30 @@ SHAPES = [
     (["a", "a"], ["x", "a", "x", "a"]),  # experts on the own node as well, and in between
     (["a", "a"], ["", "", ""]),  # nodes of their own
 ]
+
+
+@pytest.fixture(params=["auto", "direct", "reduce", "relay"])
+def any_mode(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+class TestTwoPhases(DispatcherContract, OwnStepsContract, BatchesAtOnceContract, RemoteContract):
+    """Of a worker whose rows another one brings together."""
+
+    @pytest.fixture
+    async def opened(self, open_lab: Any, any_mode: str) -> AsyncIterator[Opened]:
+        async with open_lab("inprocess", *NODES, any_mode) as lab:
+            dispatcher, lose = lab.attention[1].dispatcher, lab.experts[2].network.close
+            yield Opened(dispatcher, lab.local, lab.config, False, lose, "expert-2")
+
+    @pytest.fixture
+    async def unreached(self, open_lab: Any) -> AsyncIterator[Unreached]:
+        async with open_lab("inprocess", *NODES, "relay", placed=False) as lab:
+
+            async def come() -> None:
+                lab.place()
+
+            yield Unreached(lab.attention[1].dispatcher, "a placement from the scheduler", come)
 
 
 @pytest.mark.parametrize("mode", ["reduce", "relay", "direct"])
@@ -49,7 +83,6 @@ async def test_real_links_carry_the_same_bits(open_lab: Any, kind: str, mode: st
 @pytest.mark.parametrize(("mode", "there_and_back"), [("reduce", 4 + 2), ("relay", 2 + 2)])
 async def test_workers_that_step_together_share_their_messages(
     open_lab: Any,
-    count: Callable[..., float],
     monkeypatch: pytest.MonkeyPatch,
     mode: str,
     there_and_back: int,
@@ -58,11 +91,11 @@ async def test_workers_that_step_together_share_their_messages(
     async with open_lab("inprocess", ["a", "a"], ["x", "x", "y", "y"], mode) as lab:
         await lab.meet_up()
         monkeypatch.setattr("moesaic.dispatch.two_phase.waiting._PATIENCE_S", (60.0, 60.0))
-        before = count(metrics.MESSAGES, "inter")
+        before = value_of(metrics.MESSAGES, "inter")
 
         await asyncio.gather(lab.step(0, 4), lab.step(1, 4))
 
-        per_layer = (count(metrics.MESSAGES, "inter") - before) / len(lab.config.moe_layers)
+        per_layer = (value_of(metrics.MESSAGES, "inter") - before) / len(lab.config.moe_layers)
         assert per_layer == there_and_back  # directly: 2 x 4 there and as many back
 
 
@@ -72,7 +105,7 @@ async def test_a_worker_without_rows_is_waited_for_once(
     monkeypatch.setattr("moesaic.dispatch.two_phase.dispatcher._ALONE_S", 0.0)
     async with open_lab("inprocess", ["a", "a"], ["x", "x"], "relay") as lab:
         await lab.meet_up()
-        waits = lab.attention[0].two_phase._rounds.waits
+        waits = lab.attention[0].two_phase.waits
 
         await lab.step(0, 4)
 
@@ -84,7 +117,7 @@ async def test_a_worker_whose_lead_has_no_rows_goes_on_alone(open_lab: Any) -> N
     async with open_lab("inprocess", ["a", "a"], ["x", "x"], "reduce") as lab:
         await lab.step(1, 4)
 
-        assert lab.attention[1].two_phase._steps._alone_until_s
+        assert lab.attention[1].two_phase.steps.is_alone(0, first=False, now_s=math.inf)
         for got, expected in zip(await lab.step(1, 4), await lab.expected(1, 4), strict=True):
             torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
@@ -130,47 +163,33 @@ async def test_a_new_epoch_in_the_middle_of_a_step(open_lab: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", ["reduce", "relay"])
-async def test_a_node_that_cannot_reach_itself_is_asked_directly(
-    open_lab: Any, count: Callable[..., float], mode: str
-) -> None:
+async def test_a_node_that_cannot_reach_itself_is_asked_directly(open_lab: Any, mode: str) -> None:
     async with open_lab("inprocess", ["a"], ["x", "x"], mode) as lab:
         for expert in lab.experts:
-            expert.relay._links._network = lab.network("nobody")
-            expert.relay._links._network._secret = b"another"
-        before = count(metrics.FALLBACKS, "worker_lost")
+            expert.relay_over(lab.network(expert.name, b"another secret"))
+        before = value_of(metrics.FALLBACKS, "worker_lost")
 
         await lab.check([5])
 
-        assert count(metrics.FALLBACKS, "worker_lost") > before
+        assert value_of(metrics.FALLBACKS, "worker_lost") > before
 
 
 @pytest.mark.parametrize("mode", ["reduce", "relay"])
 async def test_colleagues_that_chose_other_experts_are_overruled(open_lab: Any, mode: str) -> None:
-    async with open_lab("inprocess", ["a"], ["x", "x"], mode) as lab:
-        crooked = lab.experts[1].host._answers._gates[1]
-        straight = crooked._linear
-        crooked._linear = lambda x: -straight(x)
-
+    async with open_lab("inprocess", ["a"], ["x", "x"], mode, crooked=[1]) as lab:
         await lab.check([5])
 
 
 @pytest.mark.parametrize("mode", ["reduce", "relay"])
-async def test_a_worker_that_knows_no_orders_is_not_believed(
-    open_lab: Any, count: Callable[..., float], mode: str
-) -> None:
+async def test_a_worker_that_knows_no_orders_is_not_believed(open_lab: Any, mode: str) -> None:
     async with open_lab("inprocess", ["a"], ["x", "x"], mode) as lab:
         for expert in lab.experts:  # as one of an earlier version: it answers for itself alone
-            expert.relay.answer = expert.host.answer
-            await expert.network.close()
-            expert.network = lab.network(expert.relay._worker_id)
-            expert.address = await expert.network.listen("memory", 0, expert.host.answer)
-        lab.place(epoch=2)
-        await lab.linked()
-        before = count(metrics.FALLBACKS, "expert_unavailable")
+            expert.answer = expert.host.answer
+        before = value_of(metrics.FALLBACKS, "expert_unavailable")
 
         await lab.check([5])
 
-        assert count(metrics.FALLBACKS, "expert_unavailable") == before + 1
+        assert value_of(metrics.FALLBACKS, "expert_unavailable") == before + 1
 
 
 async def test_an_order_of_an_earlier_version_is_refused(open_lab: Any) -> None:
@@ -180,7 +199,7 @@ async def test_an_order_of_an_earlier_version_is_refused(open_lab: Any) -> None:
         request = Frame(kind=FrameKind.REQUEST, epoch=1, seq=1, body=msgspec.msgpack.encode(attend))
         link = next(iter(lab.attention[0].dispatcher.begin_step().route.links.values()))
 
-        [outcome] = await lab.attention[0].network.exchange([(link, request)], 5.0)
+        [outcome] = await lab.attention[0].network.exchange([(link, request)], TIMEOUT_S)
 
         assert isinstance(outcome, MoesaicError)
         assert link.alive
@@ -200,59 +219,35 @@ async def test_a_relay_asks_nobody_on_another_node(open_lab: Any) -> None:
                 await lab.experts[0].relay.answer(request)
 
 
-async def test_auto_measures_links_and_goes_the_way_that_they_say(
-    open_lab: Any, count: Callable[..., float]
-) -> None:
+async def test_auto_measures_links_and_goes_the_way_that_they_say(open_lab: Any) -> None:
     async with open_lab("tcp", ["a", "a"], ["x", "x"], "auto") as lab:
         await lab.check([4, 4])
         await lab.measured()
-        before = {way: count(metrics.ROUNDS, way, "faster") for way in WAYS}
+        before = {way: value_of(metrics.ROUNDS, way, "faster") for way in WAYS}
 
         for seed in range(8):
             await lab.check([4, 4], seed)
 
         assert lab.attention[0].two_phase.costs.inter.bytes_per_s > 0
-        assert any(count(metrics.ROUNDS, way, "faster") > before[way] for way in WAYS)
+        assert any(value_of(metrics.ROUNDS, way, "faster") > before[way] for way in WAYS)
 
 
-async def test_a_lead_that_does_not_know_yet_what_links_cost_takes_rows(
-    open_lab: Any, count: Callable[..., float]
-) -> None:
+async def test_a_lead_that_does_not_know_yet_what_links_cost_takes_rows(open_lab: Any) -> None:
     async with open_lab("inprocess", ["a", "a"], ["x", "x"], "auto") as lab:
-        await lab.check([4, 4])
-        await lab.measured()
-        for worker in lab.attention:
-            worker.two_phase._steps.direct_until_s = 0.0
-        lab.attention[0].two_phase._chooser.costs = None
-        told = count(metrics.ROUNDS, "relay", "faster")
-        failed = count(metrics.FALLBACKS, "internal_error")
+        told = value_of(metrics.ROUNDS, "relay", "faster")
+        failed = value_of(metrics.FALLBACKS, "internal_error")
 
         await lab.step(1, 4)
 
-        assert count(metrics.ROUNDS, "relay", "faster") > told
-        assert count(metrics.FALLBACKS, "internal_error") == failed
+        assert value_of(metrics.ROUNDS, "relay", "faster") > told
+        assert value_of(metrics.FALLBACKS, "internal_error") == failed
 
 
-async def test_one_node_alone_is_never_asked_in_two_phases(
-    open_lab: Any, count: Callable[..., float]
-) -> None:
+async def test_one_node_alone_is_never_asked_in_two_phases(open_lab: Any) -> None:
     async with open_lab("inprocess", ["a", "a"], ["a", "a"], "auto") as lab:
         await lab.check([4, 4])
 
-        assert lab.attention[0].two_phase._upkeep._running is None
-
-
-async def test_a_lost_instance_fails_the_step_as_it_does_directly(open_lab: Any) -> None:
-    async with open_lab("tcp", ["a"], ["x", "x"], "relay") as lab:
-        await lab.check([4])
-        dispatcher = lab.attention[0].dispatcher
-        step = dispatcher.begin_step()
-        await lab.experts[1].network.close()
-
-        with pytest.raises(ExpertUnavailable, match="expert-1"):
-            await dispatcher.dispatch(step, 0, lab.rows(4, 0, 0))
-
-        dispatcher.end_step(step)
+        assert lab.attention[0].two_phase.is_sure
 
 
 def test_a_placement_of_before_reads_as_nodes_of_their_own() -> None:
@@ -265,21 +260,21 @@ def test_a_placement_of_before_reads_as_nodes_of_their_own() -> None:
 
 
 async def test_who_went_directly_in_a_step_is_not_offered_in_the_middle_of_it(
-    open_lab: Any, count: Callable[..., float]
+    open_lab: Any,
 ) -> None:
     """Its neighbours are at other layers: nobody joined, and for a quarter of a second it stayed alone."""
     async with open_lab("inprocess", ["a", "a"], ["x", "x"], "relay") as lab:
         await lab.meet_up()
         second = lab.attention[1]
-        second.two_phase._steps.direct_until_s = asyncio.get_running_loop().time() + 3600
+        second.two_phase.steps.direct_until_s = asyncio.get_running_loop().time() + 3600
         step, rows = second.dispatcher.begin_step(), lab.rows(4, 1, 0)
         await second.dispatcher.dispatch(step, 0, rows)
-        second.two_phase._steps.direct_until_s = 0.0
-        two_phases = count(metrics.ROUNDS, "relay", "told")
+        second.two_phase.steps.direct_until_s = 0.0
+        two_phases = value_of(metrics.ROUNDS, "relay", "told")
 
         await second.dispatcher.dispatch(step, 1, rows)
 
-        assert count(metrics.ROUNDS, "relay", "told") == two_phases
+        assert value_of(metrics.ROUNDS, "relay", "told") == two_phases
         second.dispatcher.end_step(step)
         await lab.meet_up()
 
@@ -292,5 +287,5 @@ async def test_one_that_is_missed_by_a_worker_with_steps_is_alone_for_one_step_o
 
         await lab.step(1, 4)  # just too late
 
-        second = lab.attention[1].two_phase._steps
+        second = lab.attention[1].two_phase.steps
         assert not second.is_alone(0, first=True, now_s=asyncio.get_running_loop().time())
