@@ -12,7 +12,7 @@ from typing import TypeVar
 # Names a hang and nothing else: no machine may be so slow that a wait in a test takes as long.
 HANG_S = 300.0
 # Between two looks at another process.
-POLL_S = 0.05
+POLL_S = 0.02
 
 T = TypeVar("T")
 

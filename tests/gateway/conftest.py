@@ -25,6 +25,7 @@ from moesaic.services.gateway.main import carry_out_batches, http_server
 from moesaic.services.gateway.settings import GatewaySettings
 from moesaic.v1 import attention_pb2 as pb
 from moesaic.v1 import attention_pb2_grpc
+from tests.waiting import HANG_S, until
 
 MAX_POSITIONS = 256
 CHAT_TEMPLATE = (
@@ -228,6 +229,7 @@ class House:
     url: str
     client: httpx.AsyncClient
     logs: list[Any]
+    num_marks: int = 0
 
     async def add(self, script: Script, generation: int = 1) -> ScriptedAttention:
         worker = ScriptedAttention(script)
@@ -246,10 +248,16 @@ class House:
         await self.until(lambda: len(self.gateway.workers.accepting) >= len(self.fleet.workers))
         return worker
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
-            while not condition():
-                await asyncio.sleep(0.005)
+    async def until(self, condition: Callable[[], object]) -> None:
+        await until(condition)
+
+    async def heard(self, worker: ScriptedAttention) -> None:
+        """Wait until the gateway has read all that a worker has said: it reads the number that is said last."""
+        await asyncio.sleep(0)  # what has just been submitted may say its first words now
+        self.num_marks += 1
+        worker.tell(others_work=pb.OthersWork(num_requests=self.num_marks))
+        shadows = self.gateway.workers.routing.router.fleet.workers
+        await until(lambda: any(s.others.num_requests == self.num_marks for s in shadows.values()))
 
 
 @pytest.hookimpl(optionalhook=True)  # earlier versions of pytest-asyncio do not have it
@@ -277,7 +285,9 @@ def open_house(model_directory: Path, language: Language) -> OpenHouse:
             logs = parts.enter_context(capture_logs())
             address = await parts.enter_async_context(http_server(told, app))
             url = f"http://{address}"
-            client = await parts.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30))
+            client = await parts.enter_async_context(
+                httpx.AsyncClient(base_url=url, timeout=HANG_S)
+            )
             house = House(gateway, fleet, [], url, client, logs)
             following = asyncio.create_task(gateway.workers.follow(fleet))
             carrying = asyncio.create_task(carry_out_batches(gateway, app))
@@ -317,6 +327,15 @@ class Scripts:
                 emit(tokens=pb.Tokens(token_index=index, token_ids=[token_id], logprobs=logprobs))
                 await asyncio.sleep(gap_s)
             emit(finished=self.finished(submit, len(rest), stop=stop))
+
+        return script
+
+    def begins(self, text: str) -> Script:
+        """Say a text, and never end."""
+
+        async def script(submit: pb.Submit, emit: Emit) -> None:
+            for index, token_id in enumerate(self.ids(text)):
+                emit(tokens=pb.Tokens(token_index=index, token_ids=[token_id]))
 
         return script
 

@@ -7,15 +7,18 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import pytest
 
+from moesaic.cli.machine.ports import hold_port, number_of
 from moesaic.cluster.redis.bus import Bus
 from moesaic.cluster.redis.child import start_redis
 from moesaic.cluster.registry import registered
 from moesaic.messages.registry import WorkerRecord
+from tests.waiting import HANG_S, until
 
 pytestmark = pytest.mark.suite
 
@@ -62,8 +65,8 @@ async def test_it_serves_from_the_registry_and_finishes_what_runs_on_sigterm(
     model_directory: Path, tmp_path: Path, open_house, scripts
 ) -> None:
     redis, url = start_redis(tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    held = hold_port("127.0.0.1")
+    port = str(number_of(held))
     gateway = start(
         "--model", str(model_directory), "--redis-url", url, "--port", port, "--worker-id", "gw"
     )
@@ -87,7 +90,9 @@ async def test_it_serves_from_the_registry_and_finishes_what_runs_on_sigterm(
             ):
                 await _until_ready(client)
                 asking = asyncio.ensure_future(
-                    client.post("/v1/completions", json={"prompt": "a", "stream": True}, timeout=30)
+                    client.post(
+                        "/v1/completions", json={"prompt": "a", "stream": True}, timeout=HANG_S
+                    )
                 )
                 await house.until(lambda: bool(house.workers[0].submits))
                 gateway.send_signal(signal.SIGTERM)
@@ -95,6 +100,7 @@ async def test_it_serves_from_the_registry_and_finishes_what_runs_on_sigterm(
         output, errors = await asyncio.to_thread(gateway.communicate)
     finally:
         gateway.kill()
+        held.close()
         redis.terminate()
         redis.wait()
 
@@ -109,11 +115,9 @@ async def test_it_serves_from_the_registry_and_finishes_what_runs_on_sigterm(
 
 
 async def _until_ready(client: httpx.AsyncClient) -> None:
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                if (await client.get("/readyz")).status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            await asyncio.sleep(0.1)
+    async def is_ready() -> bool:
+        with suppress(httpx.TransportError):
+            return (await client.get("/readyz")).status_code == 200
+        return False
+
+    await until(is_ready)

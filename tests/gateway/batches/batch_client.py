@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,6 +9,7 @@ from typing import Any, TypeVar
 import openai
 
 from moesaic.api_keys import digest_of
+from tests.waiting import eventually
 
 URL = "/v1/completions"
 T = TypeVar("T")
@@ -43,10 +43,11 @@ def submit(client: openai.OpenAI, content: bytes, endpoint: str = URL, **more: A
 
 
 def ended(client: openai.OpenAI, batch: Any) -> Any:
-    while batch.status not in ("completed", "failed", "expired", "cancelled"):
-        time.sleep(0.05)
-        batch = client.batches.retrieve(batch.id)
-    return batch
+    def found() -> Any:
+        found = client.batches.retrieve(batch.id)
+        return found if found.status in ("completed", "failed", "expired", "cancelled") else None
+
+    return eventually(found)
 
 
 def lines_of(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:

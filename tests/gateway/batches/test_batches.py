@@ -1,6 +1,5 @@
 """The life of a batch, on a real gateway: answered, refused, cancelled, expired."""
 
-import asyncio
 import json
 import time
 from pathlib import Path
@@ -23,6 +22,7 @@ from tests.gateway.batches.batch_client import (
     submit,
     talk,
 )
+from tests.waiting import eventually, until
 
 
 async def test_a_batch_is_answered_as_the_routes_would(open_house, scripts, tmp_path: Path) -> None:
@@ -192,8 +192,7 @@ async def test_a_cancelled_batch_keeps_what_is_answered_and_tells_of_the_rest(
 
     def begin(client: openai.OpenAI) -> Any:
         batch = submit(client, encoded(*(line(f"r{n}") for n in range(40))))
-        while client.batches.retrieve(batch.id).request_counts.completed < 2:
-            time.sleep(0.05)
+        eventually(lambda: client.batches.retrieve(batch.id).request_counts.completed == 2)
         return batch
 
     def cancel(client: openai.OpenAI) -> Any:
@@ -244,8 +243,7 @@ async def test_a_batch_that_is_not_done_in_time_expires_with_what_it_has(
     def work(client: openai.OpenAI) -> Any:
         nonlocal ahead_s
         batch = submit(client, encoded(line("a"), line("b"), line("c")))
-        while client.batches.retrieve(batch.id).request_counts.completed < 1:
-            time.sleep(0.05)
+        eventually(lambda: client.batches.retrieve(batch.id).request_counts.completed == 1)
         ahead_s = WINDOW_S["24h"]
         batch = ended(client, batch)
         return batch, lines_of(client, batch.output_file_id), lines_of(client, batch.error_file_id)
@@ -278,8 +276,12 @@ async def test_a_batch_waits_until_the_suite_is_ready_and_through_refusals(
 
     async with open_house(files_dir=str(tmp_path)) as house:
         batch = await talk(house, lambda c: submit(c, encoded(line("a"), line("b"))))
-        while (await talk(house, lambda c: c.batches.retrieve(batch.id))).status == "validating":
-            await asyncio.sleep(0.02)
+
+        async def is_carried_out() -> bool:
+            found = await talk(house, lambda c: c.batches.retrieve(batch.id))
+            return found.status != "validating"
+
+        await until(is_carried_out)
         await house.add(script)
         found = await talk(house, lambda c: ended(c, batch))
 

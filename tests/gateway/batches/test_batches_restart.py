@@ -5,20 +5,22 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from moesaic.cli.machine.ports import hold_port, number_of
 from moesaic.cluster.redis.bus import Bus
 from moesaic.cluster.redis.child import start_redis
 from moesaic.cluster.registry import registered
 from moesaic.messages.registry import WorkerRecord
 from moesaic.v1 import attention_pb2 as pb
+from tests.waiting import until
 
 pytestmark = pytest.mark.suite
 
@@ -59,7 +61,8 @@ async def test_a_batch_goes_on_without_losing_or_repeating_an_answer(
             await says(submit, emit)
 
     redis, url = start_redis(tmp_path)
-    port = _free_port()
+    held = hold_port("127.0.0.1")
+    port = number_of(held)
     gateway = start(model_directory, url, port, files)
     try:
         async with (
@@ -81,14 +84,12 @@ async def test_a_batch_goes_on_without_losing_or_repeating_an_answer(
         _, errors = await asyncio.to_thread(gateway.communicate)
     finally:
         gateway.kill()
+        held.close()
         redis.terminate()
         redis.wait()
 
     async with open_house(says, files_dir=str(files)) as house:
-        async with asyncio.timeout(60):
-            while (batch := await _get(house.client, batch_id))["status"] != "completed":
-                assert batch["status"] in ("in_progress", "finalizing")
-                await asyncio.sleep(0.02)
+        batch = await _completed(house.client, batch_id)
         output = await house.client.get(f"/v1/files/{batch['output_file_id']}/content")
         asked_again = len(house.workers[0].submits)
 
@@ -116,7 +117,8 @@ async def test_gateways_that_are_killed_again_and_again_answer_everything_once(
         await says(submit, emit)
 
     redis, url = start_redis(tmp_path)
-    ports = [_free_port(), _free_port()]
+    held = [hold_port("127.0.0.1") for _ in range(2)]
+    ports = [number_of(each) for each in held]
     gateways = [start(model_directory, url, port, files) for port in ports]
     clients = [httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") for port in ports]
     try:
@@ -137,14 +139,15 @@ async def test_gateways_that_are_killed_again_and_again_answer_everything_once(
             await _until_it_listens(clients[0])
             outputs = []
             for batch_id in batch_ids:
-                while (batch := await _get(clients[0], batch_id))["status"] != "completed":
-                    await asyncio.sleep(0.05)
+                batch = await _completed(clients[0], batch_id)
                 content = f"/v1/files/{batch['output_file_id']}/content"
                 outputs.append((await clients[0].get(content)).text)
             num_files = len((await clients[0].get("/v1/files")).json()["data"])
     finally:
         for client in clients:
             await client.aclose()
+        for each in held:
+            each.close()
         for gateway in gateways:
             gateway.kill()
             gateway.communicate()
@@ -155,11 +158,6 @@ async def test_gateways_that_are_killed_again_and_again_answer_everything_once(
         ids = [json.loads(line)["custom_id"] for line in output.splitlines()]
         assert ids == [f"r{n}" for n in range(NUM_REQUESTS)]
     assert num_files == 2 * len(batch_ids)  # an input and an output each
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 def _record(house: Any) -> WorkerRecord:
@@ -189,8 +187,13 @@ async def _submit(client: httpx.AsyncClient) -> str:
     return str((await client.post("/v1/batches", json=body)).json()["id"])
 
 
-async def _get(client: httpx.AsyncClient, batch_id: str) -> dict[str, Any]:
-    return dict((await client.get(f"/v1/batches/{batch_id}")).json())
+async def _completed(client: httpx.AsyncClient, batch_id: str) -> dict[str, Any]:
+    async def completed() -> dict[str, Any] | None:
+        batch = dict((await client.get(f"/v1/batches/{batch_id}")).json())
+        assert batch["status"] in ("validating", "in_progress", "finalizing", "completed")
+        return batch if batch["status"] == "completed" else None
+
+    return await until(completed)
 
 
 def _written(files: Path, batch_id: str) -> int:
@@ -199,11 +202,9 @@ def _written(files: Path, batch_id: str) -> int:
 
 
 async def _until_it_listens(client: httpx.AsyncClient) -> None:
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                if (await client.get("/livez")).status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            await asyncio.sleep(0.1)
+    async def listens() -> bool:
+        with suppress(httpx.TransportError):
+            return (await client.get("/livez")).status_code == 200
+        return False
+
+    await until(listens)

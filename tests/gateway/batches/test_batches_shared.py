@@ -1,6 +1,5 @@
 """Batches of several tenants and of several gateways, on little room."""
 
-import asyncio
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -75,8 +74,9 @@ async def test_what_another_process_carries_out_is_taken_over_when_that_ends(
         )
         with ExitStack() as claim:
             lock = Unfinished(DEFAULT_TENANT, batch.id)
-            hold_at_once(other, batch, lock, claim)
-            await asyncio.sleep(1.5 * runner.LOOK_EVERY_S)
+            hold_at_once(tmp_path, other, batch, lock, claim)
+            # When the gateway looks for one that came later, it looks at this one as well.
+            await talk(house, lambda c: ended(c, submit(c, encoded(line("later")))))
             held = await talk(house, lambda c: c.batches.retrieve(batch.id))
         found = await talk(house, lambda c: ended(c, held))
 
@@ -84,9 +84,11 @@ async def test_what_another_process_carries_out_is_taken_over_when_that_ends(
     assert found.status == "completed"
 
 
-def hold_at_once(store: Store, batch: Batch, lock: Unfinished, claim: ExitStack) -> None:
+def hold_at_once(
+    files: Path, store: Store, batch: Batch, lock: Unfinished, claim: ExitStack
+) -> None:
     """Add a batch that nobody else can claim: until it is there, it is only announced."""
-    (store._unfinished / lock.name).touch()
+    (files / "unfinished" / lock.name).touch()
     assert claim.enter_context(store.claimed(lock))
     store.of(lock.tenant).add_batch(BatchRecord(batch=batch))
 

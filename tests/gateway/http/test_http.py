@@ -10,6 +10,7 @@ import pytest
 
 from moesaic.services.gateway.http import protocol as http_protocol
 from moesaic.services.gateway.http.protocol import MAX_HEAD_BYTES
+from tests.waiting import until
 
 
 class Client:
@@ -24,12 +25,13 @@ class Client:
     @classmethod
     async def to(cls, url: str) -> "Client":
         host, port = url.removeprefix("http://").split(":")
-        async with asyncio.timeout(20):
-            while True:
-                try:
-                    return cls(*await asyncio.open_connection(host, int(port)))
-                except ConnectionRefusedError:  # it has only just been started
-                    await asyncio.sleep(0.01)
+
+        async def connected() -> "Client | None":
+            with suppress(ConnectionRefusedError):  # it has only just been started
+                return cls(*await asyncio.open_connection(host, int(port)))
+            return None
+
+        return await until(connected)
 
     async def send(self, data: bytes) -> None:
         self._writer.write(data)
@@ -41,15 +43,13 @@ class Client:
             await asyncio.sleep(0)
 
     async def answer(self) -> tuple[int, Any]:
-        async with asyncio.timeout(20):
-            head = await self._reader.readuntil(b"\r\n\r\n")
-            lines = head.decode().lower().split("\r\n")
-            length = next(int(line[16:]) for line in lines if line.startswith("content-length: "))
-            return int(lines[0].split()[1]), json.loads(await self._reader.readexactly(length))
+        head = await self._reader.readuntil(b"\r\n\r\n")
+        lines = head.decode().lower().split("\r\n")
+        length = next(int(line[16:]) for line in lines if line.startswith("content-length: "))
+        return int(lines[0].split()[1]), json.loads(await self._reader.readexactly(length))
 
     async def ended(self) -> bool:
-        async with asyncio.timeout(20):
-            return not await self._reader.read()
+        return not await self._reader.read()
 
 
 @pytest.fixture(autouse=True)

@@ -38,7 +38,7 @@ async def test_a_client_that_does_not_read_is_given_up_and_others_go_on(
             ]
             request = "\r\n".join([*head, "", ""]).encode() + content
             await asyncio.get_running_loop().sock_sendall(slow, request)
-            await house.until(lambda: house.gateway.num_inflight == 1)
+            await house.until(lambda: house.workers[0].submits)
             other = await house.client.post("/v1/completions", json={"prompt": "a"})
             await house.until(lambda: house.gateway.num_inflight == 0)
             lines = [line for line in house.logs if line["event"] == "request.finished"]

@@ -1,6 +1,5 @@
 """What a request leaves out is as the model's maker has it, in ``generation_config.json``."""
 
-import asyncio
 import json
 import shutil
 from pathlib import Path
@@ -96,7 +95,7 @@ async def test_batches_have_them_too(open_house, scripts, made, tmp_path: Path) 
 
     files = str(tmp_path / "files")
     opened = open_house(scripts.says("yes"), language=Language(made(MADE)), files_dir=files)
-    async with asyncio.timeout(60), opened as house:
+    async with opened as house:
         await talk(house, work)
         [submit_] = house.workers[0].submits
 

@@ -3,6 +3,8 @@ import asyncio
 import openai
 import pytest
 
+from moesaic.v1 import attention_pb2 as pb
+
 
 def connect(house, **options) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{house.url}/v1", api_key="none", **options)
@@ -59,11 +61,11 @@ async def test_the_client_retries_while_nothing_is_ready(open_house, scripts) ->
 
 
 async def test_a_stream_that_breaks_raises_in_the_client(open_house, scripts) -> None:
-    from moesaic.v1 import attention_pb2 as pb
+    loop, begun = asyncio.get_running_loop(), asyncio.Event()
 
     async def script(submit, emit) -> None:
         emit(tokens=pb.Tokens(token_index=0, token_ids=scripts.ids("yes")))
-        await asyncio.sleep(0.05)
+        await begun.wait()
         emit(
             failure=pb.Failure(
                 code="expert_unavailable", message="layer 3", http_status=503, retryable=True
@@ -74,6 +76,7 @@ async def test_a_stream_that_breaks_raises_in_the_client(open_house, scripts) ->
         with connect(house) as client:
             stream = client.completions.create(model="tiny", prompt="a", stream=True)
             text = next(stream).choices[0].text
+            loop.call_soon_threadsafe(begun.set)
             with pytest.raises(openai.APIError, match="layer 3"):
                 list(stream)
             return text

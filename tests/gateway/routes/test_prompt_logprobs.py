@@ -116,7 +116,7 @@ async def test_a_described_prompt_survives_the_loss_of_its_worker(
         body = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": 1 + said}
         asking = asyncio.ensure_future(house.client.post("/v1/completions", json=body))
         await dying.wait()
-        await asyncio.sleep(0.05)  # let the events travel
+        await house.heard(house.workers[0])
         await house.workers[0].kill()
         [choice] = (await asking).json()["choices"]
         [after] = house.workers[1].submits

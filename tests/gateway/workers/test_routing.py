@@ -267,7 +267,7 @@ async def test_blocks_are_promised_only_where_scoring_stores_them(
         )
         worker.tell_all()
         routing = house.gateway.workers.routing
-        await house.until(lambda: bool(routing._sweeping) == sweeps)
+        await house.heard(worker)
         body = {"input": "hello " * 40, "labels": ["yes", "no"], "moesaic": {"store_kv": store_kv}}
         asking = asyncio.ensure_future(house.client.post("/v1/classify", json=body))
         await house.until(lambda: bool(worker.submits))
@@ -318,6 +318,9 @@ async def test_only_workers_with_the_served_weights_get_requests(open_house, scr
         def accepting() -> list[str]:
             return [worker.key[0] for worker in house.gateway.workers.accepting]
 
+        def refused() -> list[str]:
+            return [e["worker_id"] for e in house.logs if e["event"] == "worker.other_model"]
+
         async def answered() -> tuple[str, str]:
             answer = (await house.client.post("/v1/completions", json=BODY)).json()
             return answer["system_fingerprint"], answer["choices"][0]["text"]
@@ -326,7 +329,7 @@ async def test_only_workers_with_the_served_weights_get_requests(open_house, scr
         put("attention-1", model_digest="a" * 64)
         await house.until(lambda: house.gateway.workers.model_digest == "a" * 64)
         put("attention-2", model_digest="b" * 64)
-        await house.until(lambda: len(house.gateway.workers._refused) == 1)
+        await house.until(lambda: refused() == ["attention-2"])
         assert accepting() == ["attention-1"]
         assert await answered() == (f"fp_{'a' * 12}", "yes")
 
@@ -335,5 +338,5 @@ async def test_only_workers_with_the_served_weights_get_requests(open_house, scr
         assert await answered() == (f"fp_{'b' * 12}", "no")
 
         put("attention-1", model_digest="b" * 64, config_digest="another")
-        await house.until(lambda: len(house.gateway.workers._refused) == 1)
+        await house.until(lambda: refused() == ["attention-2", "attention-1"])
         assert accepting() == ["attention-2"]

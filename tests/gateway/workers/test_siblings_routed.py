@@ -33,7 +33,8 @@ async def test_siblings_that_wait_for_a_worker_that_is_lost_go_to_another(
         asking = asyncio.ensure_future(house.client.post("/v1/decisions", json=BODY))
         await house.until(lambda: any(worker.submits for worker in house.workers))
         lost, other = sorted(house.workers, key=lambda worker: -len(worker.submits))
-        await asyncio.sleep(0.05)  # the siblings wait in the router
+        router = house.gateway.workers.routing.router
+        await house.until(lambda: router.num_queued == len(BODY["questions"]) - 1)
         assert not other.submits
         await lost.kill()
         response = await asking

@@ -42,7 +42,7 @@ async def test_a_generation_goes_on_where_a_lost_worker_left_it(
             house.client.post("/v1/completions", json={**BODY, "stream": stream})
         )
         await dying.wait()
-        await asyncio.sleep(0.05)  # let the tokens travel
+        await house.heard(first)
         await first.kill()
         response = await asking
         [before], [after] = first.submits, second.submits
@@ -85,7 +85,7 @@ async def test_losing_the_last_worker_is_an_error_that_says_to_retry(
             house.client.post("/v1/completions", json={**BODY, "stream": stream})
         )
         await house.until(lambda: bool(worker.submits))
-        await asyncio.sleep(0.05)
+        await house.heard(worker)
         await worker.kill()
         response = await asking
 
@@ -139,7 +139,7 @@ async def test_a_draining_worker_s_refusal_sends_the_request_elsewhere(open_hous
 
 
 async def test_a_silent_worker_is_given_up(open_house, scripts) -> None:
-    async with open_house(scripts.silent, scripts.says(TEXT), stream_idle_s=0.2) as house:
+    async with open_house(scripts.silent, scripts.says(TEXT), stream_idle_s=1.0) as house:
         response = await house.client.post("/v1/completions", json=BODY)
 
     assert response.json()["choices"][0]["text"] == TEXT
@@ -156,7 +156,7 @@ async def test_only_the_last_word_lost_is_no_loss(open_house, scripts) -> None:
         body = {**BODY, "max_tokens": len(ids)}
         asking = asyncio.ensure_future(house.client.post("/v1/completions", json=body))
         await house.until(lambda: bool(worker.submits))
-        await asyncio.sleep(0.05)
+        await house.heard(worker)
         await worker.kill()
         choice = (await asking).json()["choices"][0]
 
@@ -165,16 +165,15 @@ async def test_only_the_last_word_lost_is_no_loss(open_house, scripts) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_disconnect_cancels_the_work(open_house, scripts, stream: bool) -> None:
-    async with open_house(scripts.says(TEXT * 5, gap_s=0.02)) as house:
+    async with open_house(scripts.begins(TEXT)) as house:
         [worker] = house.workers
         body = {**BODY, "stream": stream}
         async with httpx.AsyncClient(base_url=house.url) as client:
             asking = asyncio.ensure_future(client.post("/v1/completions", json=body))
             await house.until(lambda: bool(worker.submits))
-            await asyncio.sleep(0.1)
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
-        cancel = await asyncio.wait_for(worker.cancels.get(), 10)
+        cancel = await worker.cancels.get()
         await house.until(lambda: house.gateway.num_inflight == 0)
 
     assert cancel.request_id == worker.submits[0].request_id
@@ -182,17 +181,20 @@ async def test_a_disconnect_cancels_the_work(open_house, scripts, stream: bool) 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_deadline_ends_a_request(open_house, scripts, stream: bool) -> None:
+    timeout_ms = 75
     async with open_house(scripts.silent) as house:
         [worker] = house.workers
-        headers = {"x-request-timeout-ms": "150"}
-        response = await house.client.post(
-            "/v1/completions", json={**BODY, "stream": stream}, headers=headers
-        )
-        await asyncio.wait_for(worker.cancels.get(), 10)
+        while not worker.submits:  # none got it in time
+            timeout_ms *= 2
+            headers = {"x-request-timeout-ms": str(timeout_ms)}
+            response = await house.client.post(
+                "/v1/completions", json={**BODY, "stream": stream}, headers=headers
+            )
+        await worker.cancels.get()
 
     assert response.status_code == 504
     assert response.json()["error"]["code"] == "deadline_exceeded"
-    assert 0 < worker.submits[0].deadline_ms <= 150
+    assert 0 < worker.submits[0].deadline_ms <= timeout_ms
 
 
 @pytest.mark.parametrize("told", ["0", "soon", "-1", "²", "9" * 5000])
@@ -209,9 +211,13 @@ async def test_a_deadline_that_means_nothing_changes_nothing(
 
 
 async def test_a_deadline_within_a_stream_is_an_error_event(open_house, scripts) -> None:
-    async with open_house(scripts.says(TEXT * 9, gap_s=0.05)) as house:
-        body = {**BODY, "stream": True, "moesaic": {"deadline_ms": 300}}
-        response = await house.client.post("/v1/completions", json=body)
+    deadline_ms, status = 150, 504
+    async with open_house(scripts.begins(TEXT)) as house:
+        while status == 504:  # the stream had not begun in time
+            deadline_ms *= 2
+            body = {**BODY, "stream": True, "moesaic": {"deadline_ms": deadline_ms}}
+            response = await house.client.post("/v1/completions", json=body)
+            status = response.status_code
 
     assert '"code":"deadline_exceeded"' in response.text
     assert response.text.endswith("data: [DONE]\n\n")
@@ -293,7 +299,6 @@ async def test_a_stream_that_breaks_as_it_is_given_up_is_not_opened_again(
         [following] = [t for t in asyncio.all_tasks() if "Workers.follow" in repr(t)]
 
         following.cancel()
-        done, _ = await asyncio.wait([following], timeout=10)
+        await asyncio.wait([following])
 
-    assert done
     assert following.cancelled()
