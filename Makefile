@@ -1,11 +1,18 @@
 #   Everything runs in .venv; all it needs is Python >= 3.11 with its venv module.
 #   make up      serve the demo model (Ctrl-C stops)     make down    stop a suite in the background
-#   make test    what must pass before a commit: lint, types, and the tests that start no suite (3 minutes)
-#   make test-suites    the tests that start suites and services as processes (7 minutes)
+#   make test    before each commit: lint, types, and the quick tier of tests (3 minutes)
+#   make test-changed   the same, with all tests that a change reaches (SINCE=REV)
+#   make test-all   all tests that start no suite (10 minutes)
+#   make test-suites    the tests that start suites and services as processes (10 minutes)
+#   make test-builds    the tests of the CPU kernels, with each build that this CPU can run
 #   make test-compose   the tests of the suite in containers; skipped where there is no Docker engine
 #   make fmt     format the sources                  make lint    styles, layers and types: part of make test
 #   make bench   measure what the project claims
 #   make fuzz    hostile messages against the C sources under sanitizers, for five minutes (FUZZ_SECONDS=60 for less)
+#   make stress  tests of processes and sockets, ten times beside four busy processes (TESTS=... ROUNDS=10)
+#   make nightly all that continuous integration leaves out (some hours)
+#   make coverage, make mutants   which lines make test runs, and how many random faults it finds
+#   make costs   measure what each test costs, for the quick tier
 #   make soak    half an hour of mixed traffic and killed workers (SOAK_MINUTES=3 for less)
 #   make test-clients   other people's clients against a real suite: openai, LangChain, lm_eval, guidellm
 #   make lm-eval    every log-likelihood of lm_eval beside that of transformers
@@ -22,7 +29,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 TRITON := triton>=3.7,<3.8
 
 .DEFAULT_GOAL := help
-.PHONY: help up down test test-below test-suites test-compose test-clients lm-eval soak fuzz fmt lint styles checks proto bench gpu lock reference
+.PHONY: help up down test test-quick test-changed test-rest test-all test-suites test-builds stress nightly \
+  test-nightly mutants coverage costs test-compose test-clients lm-eval soak fuzz fmt lint styles checks proto bench gpu lock reference
 
 help:
 	@sed -n 's/^#   //p' Makefile

@@ -149,6 +149,10 @@ def main() -> None:
     parser.add_argument("--since", help="the change begins behind this commit")
     parser.add_argument("--part", type=int, choices=range(PARTS), default=part_of_this_commit())
     arguments, more = parser.parse_known_args()
+    if arguments.tier == "nightly":
+        seed = int.from_bytes(os.urandom(4))
+        print(f"examples of properties: --hypothesis-profile=nightly --hypothesis-seed={seed}")
+        more += ["--hypothesis-profile=nightly", f"--hypothesis-seed={seed}"]
     whole: set[str] = set()
     if TIERS[arguments.tier].share != "all":
         whole = reached_by(changed_since(arguments.since))
