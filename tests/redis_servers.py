@@ -1,6 +1,5 @@
 """Real Redis servers, one a process of tests: emptied for each test, and replaced after one that harmed it."""
 
-import os
 import shutil
 import signal
 import subprocess
@@ -37,11 +36,11 @@ class RedisServer:
     def pause(self) -> None:
         """Let it hang."""
         self.harmed = True
-        os.kill(self.process.pid, signal.SIGSTOP)
+        self.process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         """Let it go on."""
-        os.kill(self.process.pid, signal.SIGCONT)
+        self.process.send_signal(signal.SIGCONT)
 
     def empty(self) -> None:
         """Forget everything."""

@@ -18,6 +18,7 @@ from moesaic.services.gateway.workers.failures import SlowClient
 from moesaic.services.gateway.workers.run import Deadline, Run
 from moesaic.v1.attention_pb2 import Generation
 
+# Timers of one loop fire in their order, however busy the machine is.
 SOON_S = 0.01
 
 
