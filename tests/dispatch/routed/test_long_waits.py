@@ -1,7 +1,6 @@
 """Long waits without Python: peers stay, are answered and are linked meanwhile."""
 
 import asyncio
-import ctypes
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -10,27 +9,27 @@ from typing import Any
 import pytest
 import torch
 
-from moesaic.dispatch.routed.asking import LayerAsk, SentBatch, _Unsettled
+from moesaic.dispatch.routed.asking import NativeAsking, SentBatch
 from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
+from moesaic.dispatch.routed.route import plan_route
 from moesaic.engine.thread import EngineThread, engine_thread
 from moesaic.errors import MoesaicError, StaleEpoch
+from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.native.library import library
-from moesaic.native.structs import AskArgs
 from moesaic.transport import pulse
 from moesaic.transport.frame import Frame, FrameLimits
-from moesaic.transport.rings.channel import NATIVE_SEQ
 from moesaic.transport.ucx.network import UcxNetwork
+from tests.dispatch.conftest import TIMEOUT_S
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C compiler")
 
 LIMITS = FrameLimits.of_hidden_size(64)
-LONG_S = 2.0  # a wait, longer than silent peers are kept
-BASIS = torch.tensor([[0, 0, 1]])
+LONG_S = 2.5  # a wait, longer than silent peers are kept
 
 
 @pytest.fixture(autouse=True)
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulse, "EJECT_S", 0.8)
+    monkeypatch.setattr(pulse, "EJECT_S", 1.5)
     monkeypatch.setattr(pulse, "SUSPECT_S", 0.5)
     monkeypatch.setattr(pulse, "INTERVAL_S", 0.05)
 
@@ -59,28 +58,6 @@ async def peers() -> AsyncIterator[Peers]:
         yield Peers(stack)
 
 
-def layer_of(links: list[Any]) -> LayerAsk:
-    numbers = torch.tensor([list(range(len(links))), [0] * len(links)])
-    channels = (ctypes.c_void_p * len(links))(*(link.channel.c for link in links))
-    c = AskArgs(
-        channels=ctypes.cast(channels, ctypes.POINTER(ctypes.c_void_p)),
-        num=len(links),
-        order=numbers[0].data_ptr(),
-        node_of=numbers[1].data_ptr(),
-        num_workers=2,
-        epoch=1,
-        layer=0,
-        hidden=64,
-        max_rows=LIMITS.max_rows,
-        max_cols=LIMITS.max_cols,
-        max_bytes=LIMITS.max_bytes,
-        code=1,
-        basis=BASIS.data_ptr(),
-        basis_size=3,
-    )
-    return LayerAsk(c, links, [link.channel for link in links], 1, (channels, numbers))
-
-
 def slow(request: Frame) -> Frame:
     time.sleep(LONG_S)
     return request.reply([torch.ones(len(request.tensors[0]), 64)], digest=1)
@@ -91,9 +68,25 @@ def refusing(request: Frame) -> Frame:
 
 
 async def asked(network: UcxNetwork, addresses: dict[str, str]) -> tuple[SentBatch, list[Any]]:
-    links = [await network.connect(address, name, 5) for name, address in addresses.items()]
-    unsettled = _Unsettled(layer_of(links), bytes(16), NATIVE_SEQ, 8 * LONG_S)
-    return SentBatch(unsettled, torch.zeros(3, 64), BASIS, network), links
+    """Send rows to workers that have an expert each, of the one layer."""
+    links = [await network.connect(address, name, TIMEOUT_S) for name, address in addresses.items()]
+    placement = Placement(
+        epoch=1,
+        model_digest="",
+        num_experts=len(links),
+        workers=[
+            PlacedWorker(worker_id=name, generation=1, admin_address="", data_address=address)
+            for name, address in addresses.items()
+        ],
+        layers=[0],
+        slots=[[[n] for n in range(len(links))]],
+    )
+    route = plan_route(placement, dict(enumerate(links)))
+    assert route is not None
+    asking = NativeAsking(network, TIMEOUT_S, "own")
+    sent = asking.begin(route, bytes(16), 0, torch.zeros(3, 64), route.basis_of(0))
+    assert sent is not None
+    return sent, links
 
 
 async def test_a_worker_that_computes_long_is_kept_while_python_settles_its_exchange(
@@ -121,7 +114,7 @@ async def test_peers_that_dialled_this_side_are_answered_during_a_long_wait(peer
     near = await thread.run(network.listen("127.0.0.1", 0, refusing))
     address = await peers.listening("slow", slow)
     theirs, their_network = await peers.network("neighbour")
-    link = await theirs.run(their_network.connect(near, "near", 5))
+    link = await theirs.run(their_network.connect(near, "near", TIMEOUT_S))
 
     async def ask() -> bool:
         sent, _ = await asked(network, {"slow": address})
@@ -157,9 +150,9 @@ async def busy(thread: EngineThread, between: Callable[[], Awaitable[None]]) -> 
 async def test_workers_are_linked_between_long_steps(peers: Peers) -> None:
     address = await peers.listening("far", refusing)
     thread, network = await peers.network("near")
-    dispatcher = await thread.build(RoutedDispatcher, network, {}, 2.0)
+    dispatcher = await thread.build(RoutedDispatcher, network, {}, TIMEOUT_S)
 
     async with busy(thread, lambda: dispatcher.link_peers(LONG_S / 8)):
-        link = await thread.run(network.connect(address, "far", 5))
+        link = await thread.run(network.connect(address, "far", TIMEOUT_S))
 
     assert link.alive

@@ -9,6 +9,7 @@ from moesaic.dispatch.two_phase import held_sums as holding
 from moesaic.dispatch.two_phase.held_sums import HeldSums
 from moesaic.errors import ExpertUnavailable, MoesaicError, Overloaded
 from moesaic.transport.frame import Frame, FrameKind
+from tests.dispatch.conftest import until
 
 TICKET = (b"step", 0, 1)
 LONG_S = 3600.0  # a test that needs it to pass hangs
@@ -52,8 +53,7 @@ async def test_what_nobody_collects_goes_after_a_while() -> None:
     held = HeldSums()
     held.keep(TICKET, 0.01, compute)
 
-    while len(held):
-        await asyncio.sleep(0.01)
+    await until(lambda: not len(held))
 
     assert await held.collect(TICKET, 0.0) is None
     assert not len(held)

@@ -25,8 +25,8 @@ from moesaic.models.layers.gate import load_gates
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.transport.frame import FrameLimits
 from moesaic.transport.ucx.network import UcxNetwork
+from tests.dispatch.conftest import CPU, FP32, TIMEOUT_S, until
 
-CPU, FP32 = torch.device("cpu"), torch.float32
 EVERYTHING = list(range(8))
 
 
@@ -114,13 +114,13 @@ async def test_a_relay_that_is_killed_in_an_exchange_costs_a_step_and_no_sum(
     network = UcxNetwork(
         "attention-0", "attention", b"secret", FrameLimits.of_hidden_size(config.hidden_size)
     )
-    routed = RoutedDispatcher(network, load_gates(checkpoint, config, FP32, CPU), 10.0)
-    routed.use(TwoPhaseDispatcher(network, "attention-0", "a", mode, 10.0, routed.route_of))
+    routed = RoutedDispatcher(network, load_gates(checkpoint, config, FP32, CPU), TIMEOUT_S)
+    routed.use(TwoPhaseDispatcher(network, "attention-0", "a", mode, TIMEOUT_S, routed.route_of))
     local = LocalDispatcher(checkpoint, config, FP32, CPU)
     try:
         routed.set_placement(placement)
-        while (route := routed.route_of(1)) is None or route.live != (0, 1):
-            await asyncio.sleep(0.01)  # one of them would be enough to begin
+        # One of them would be enough to begin.
+        await until(lambda: (route := routed.route_of(1)) is not None and route.live == (0, 1))
         step, hidden = routed.begin_step(), torch.randn(5, config.hidden_size)
         expected = await local.dispatch(local.begin_step(), 0, hidden)
         for _ in range(2):  # each relays once
@@ -128,7 +128,8 @@ async def test_a_relay_that_is_killed_in_an_exchange_costs_a_step_and_no_sum(
             torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
         await asyncio.to_thread(experts.stop, 0)
         asking = asyncio.ensure_future(routed.dispatch(step, 0, hidden))
-        await asyncio.sleep(0.1)  # the frames are there, and nobody answers
+        for _ in range(10):  # turns in which the frames leave
+            await asyncio.sleep(0)
         assert not asking.done()
 
         experts.signal(0, signal.SIGKILL)
