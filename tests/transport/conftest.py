@@ -18,10 +18,12 @@ from moesaic.transport.inprocess import Hub, InProcessNetwork
 from moesaic.transport.rings.plane import new_event_loop
 from moesaic.transport.ucx import network as network_module
 from moesaic.transport.ucx.network import UcxNetwork
+from tests.transport.linked import Deadlines
 
 SECRET = b"the cluster secret"
 LIMITS = FrameLimits.of_hidden_size(4096)
-BY_PYTHON = " by python"  # of a kind: as on machines without the native library
+# Of a kind: as on machines without the native library, and with tensors apart from their frames.
+BY_PYTHON, APART = " by python", " apart"
 KINDS = ["shm", "tcp", "ring", "shm" + BY_PYTHON, "tcp" + BY_PYTHON]
 
 
@@ -33,12 +35,13 @@ def pytest_asyncio_loop_factories(
 
 
 def make_network(kind: str, worker_id: str, role: str, secret: bytes, limits: FrameLimits) -> Any:
-    """A network of processes, of one of ``KINDS``."""
+    """A network of processes, of one of ``KINDS`` or with ``APART``."""
     with pytest.MonkeyPatch.context() as patch:
         if kind.endswith(BY_PYTHON):
             patch.setattr(network_module, "library", lambda: None)
-        transports: Any = kind.removesuffix(BY_PYTHON)
-        return UcxNetwork(worker_id, role, secret, limits, transports=transports)
+        device = torch.device("cpu") if kind.endswith(APART) else None
+        transports: Any = kind.removesuffix(BY_PYTHON).removesuffix(APART)
+        return UcxNetwork(worker_id, role, secret, limits, transports=transports, device=device)
 
 
 @dataclass
@@ -61,8 +64,9 @@ class Cluster:
         return made
 
 
-@pytest.fixture(params=["inprocess", *KINDS])
+@pytest.fixture
 async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
+    """Networks of the kind that is its parameter."""
     made = Cluster(request.param)
     yield made
     for network in made.networks:
@@ -75,6 +79,12 @@ async def network(request: pytest.FixtureRequest) -> AsyncIterator[UcxNetwork]:
     made = make_network(request.param, "near", "attention", SECRET, LIMITS)
     yield made
     await made.close()
+
+
+@pytest.fixture
+async def deadlines() -> Deadlines:
+    """Those of the test's event loop."""
+    return Deadlines()
 
 
 @pytest.fixture
