@@ -265,6 +265,41 @@ def test_beside_answers_that_hold_all_blocks_a_short_request_gets_its_own() -> N
     assert steps_until_it_ends(batcher, "short") <= 5
 
 
+def with_a_large_request_that_lacks_blocks() -> Batcher:
+    """Two answers of other tenants hold 8 of 14 blocks, and ``large`` waits for 7."""
+    batcher = batcher_of(NUM_BLOCKS)
+    for name in "ab":
+        batcher.submit(request(name, [ord(name)] * 55, answer=60, tenant=name))
+    while not all(sequence.decodes for sequence in batcher.unfinished()):
+        advance(batcher, batcher.plan())
+    batcher.submit(request("large", 96, tenant="c"))
+    advance(batcher, batcher.plan())
+    assert batcher.lacks_blocks
+    assert batcher.pool.num_free == 6
+    return batcher
+
+
+def test_a_short_request_borrows_blocks_that_are_too_few_for_a_large_one() -> None:
+    batcher = with_a_large_request_that_lacks_blocks()
+
+    batcher.submit(request("short", [7, 8], answer=4, tenant="d"))
+
+    assert steps_until_it_ends(batcher, "short") == 4
+
+
+def test_blocks_that_are_lent_come_back_once_the_large_request_can_begin() -> None:
+    batcher = with_a_large_request_that_lacks_blocks()
+    batcher.submit(request("borrower", [7] * 50, answer=60, tenant="d"))
+    assert "borrower" in rows_of(batcher.plan())
+
+    batcher.cancel(RequestKey("a"))
+
+    plan = batcher.plan()
+    assert "large" in rows_of(plan)
+    assert "borrower" not in rows_of(plan)
+    assert "borrower" in run(batcher)
+
+
 @pytest.mark.parametrize(("flooding", "rows"), [("mine", 255), ("others", 24)])
 def test_beside_an_answer_prompts_take_little_time_and_least_beside_another_tenants(
     flooding: str, rows: int

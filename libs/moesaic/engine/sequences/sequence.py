@@ -79,6 +79,8 @@ class _Sequence:
     num_published: int = 0
     num_cached: int | None = None  # tokens whose KV was there already when it first ran
     awaited: bytes | None = None  # the last block that a running sequence will publish for it
+    # It runs on blocks that are kept for this one, and gives them back once this one can begin.
+    lender: "AnySequence | None" = field(default=None, repr=False)
     epochs: list[tuple[int, int]] = field(default_factory=list)
     account: "QualityAccount" = field(default_factory=lambda: QualityAccount())
     stalled_since_s: float | None = None

@@ -6,6 +6,9 @@ where it is in three cases:
 - Others like it were refused in this step: they had the same right to run.
 - A running sequence is about to publish the blocks that it would compute next: it waits for them.
 - There is no place or no block for it, and no running sequence has more than its share.
+
+Blocks that are free, but too few for a sequence that waits for them, are lent to tenants of which
+nothing runs. So a short request waits for no large one, and the large one begins no later.
 """
 
 import itertools
@@ -43,7 +46,8 @@ class Admission:
         self._threshold = threshold
         self._promised = {name for s in running.sequences for name in self._coming(s)}
         self._refused: set[tuple[str, int, int]] = set()  # see ``_alike``
-        self._lacking_blocks: set[str] = set()  # tenants
+        # The first sequence of each tenant that was refused for want of blocks.
+        self._lacking_blocks: dict[str, AnySequence] = {}
 
     @property
     def lacks_blocks(self) -> bool:
@@ -113,7 +117,8 @@ class Admission:
     ) -> list[AnySequence] | None:
         """Add to ``leaving`` those that leave so that ``sequence`` gets its blocks as well.
 
-        Blocks are kept for a tenant that was refused before, unless this one has fewer.
+        Blocks are kept for a tenant that was refused before, unless this one has fewer. A tenant of
+        which nothing runs borrows them, until the refused sequence can begin with them.
 
         Returns:
             All that leave; None: the sequence may not run.
@@ -121,14 +126,25 @@ class Admission:
         needs, num_held = sequence.least_blocks - len(sequence.blocks), self._running.num_held
         free = sum(map(num_held, leaving)) + self._pool.num_free
         staying = [other for other in self._running.sequences if other not in leaving]
-        tenants: Counter[str] = Counter()
+        tenant, tenants = sequence.claim.tenant, Counter[str]()
         for other in staying:
             tenants[other.claim.tenant] += num_held(other)
-        theirs = min((tenants[tenant] for tenant in self._lacking_blocks), default=None)
-        if theirs is not None and tenants[sequence.claim.tenant] + needs > theirs:
-            free = 0
+        runs_nothing = all(other.claim.tenant != tenant for other in staying)
+        lender = min(self._lacking_blocks, key=tenants.__getitem__, default=None)
+        sequence.lender = None
+        if lender is not None and tenants[tenant] + needs > tenants[lender]:
+            if runs_nothing:
+                sequence.lender = self._lacking_blocks[lender]
+            else:
+                free = 0
         more = who_gives_way(sequence.claim, needs, free, staying, num_held)
+        if more is None and runs_nothing:
+            lent = [other for other in staying if other.lender is sequence]
+            free += sum(map(num_held, lent))
+            others = [other for other in staying if other not in lent]
+            more = who_gives_way(sequence.claim, needs, free, others, num_held)
+            leaving = leaving + lent
         if more is None:
-            self._lacking_blocks.add(sequence.claim.tenant)
+            self._lacking_blocks.setdefault(tenant, sequence)
             return None
         return leaving + more
