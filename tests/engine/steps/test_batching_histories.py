@@ -1,6 +1,7 @@
 """The batcher under any sequence of events, against a model of what is in the KV cache: every request
 ends once, blocks are conserved, no row reads what is not there, nothing waits for ever."""
 
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -9,12 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from moesaic.engine.sequences.requests import GenerationTask, Request, RequestKey, ScoringTask
-from moesaic.engine.sequences.sequence import Chunk, ScoringSequence, rank
+from moesaic.engine.sequences.sequence import AnySequence, Chunk, ScoringSequence, rank
 from moesaic.engine.steps.batching import Batcher
 from moesaic.engine.steps.limits import EngineLimits
 from moesaic.engine.steps.planned_step import PlannedStep
 from moesaic.engine.steps.sweeps import Slice
 from moesaic.errors import InvalidInput, Overloaded
+from moesaic.fairness import who_gives_way
 from moesaic.prefix.block_hashes import BLOCK_SIZE, BlockHasher
 from moesaic.prefix.flops import AttentionFlops, ModelFlops
 from tests.engine.steps.steps import advance
@@ -29,7 +31,9 @@ LIMITS = EngineLimits(
 BUSY = replace(LIMITS, max_num_queued_tokens=150, sweep_blocks=18)
 NUM_BLOCKS = 14
 NUM_LAYERS = 3
-MOST_STEPS = 12  # that a short request waits for, of a batcher that has few places and blocks
+TENANTS = ["", "x", "y"]  # of all but newcomers
+MOST_TURNS = 2 * len(TENANTS) + 1  # that a newcomer waits for; see ``newcomer``
+PROMPT_ROWS = 16  # that a step has at least for the prompts that are first in turn
 HASHER = BlockHasher(b"secret", "model", BLOCK_SIZE)
 FLOPS = ModelFlops([AttentionFlops(3, 1)] * NUM_LAYERS, 20, head=7)
 Content = tuple[bytes, tuple[int, ...]]  # whose text, and the text up to a token
@@ -45,6 +49,14 @@ def text_of(chunk: Chunk) -> tuple[int, ...]:
 
 def root_of(request: Request) -> bytes:
     return HASHER.root(request.cache_salt)
+
+
+def steps_alone(sequence: AnySequence) -> int:
+    """The steps that a sequence needs at most, if each computes some of it."""
+    steps = math.ceil((len(sequence.tokens) - sequence.computed) / PROMPT_ROWS)
+    if isinstance(sequence, ScoringSequence):
+        return steps + len(sequence.task.candidates)
+    return steps + sequence.task.max_tokens - sequence.num_generated
 
 
 def place_of(chunk: Chunk, position: int) -> tuple[int, int]:
@@ -87,7 +99,7 @@ class AnyHistory(RuleBasedStateMachine):
             "cache_salt": st.sampled_from(["", "", "a"]),
             "min_threshold": st.sampled_from([0.0, 0.0, 1.0]),
             "deadline_s": st.sampled_from([None, None, 5.0, 20.0]),
-            "tenant": st.sampled_from(["", "", "x", "y"]),
+            "tenant": st.sampled_from(["", *TENANTS]),
             "part_of": st.sampled_from(["", "one", "two"]),
         }
     )
@@ -152,10 +164,25 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule(tokens=st.integers(1, 16))
     def newcomer(self, tokens: int) -> None:
-        """Whatever is in the house, who asks for little and has nothing gets it soon."""
+        """A short request of a tenant that has nothing ends soon, whatever else there is.
+
+        Light steps aside, which are half of all at most, its steps are of two kinds.
+
+        In some it could have its blocks: they are free, or others have to give way. Of these there
+        are ``MOST_TURNS`` at most. It starts level with the tenant that has had least. A step that
+        does not reach it gives rows to a tenant before it, which stands behind it from then on: so
+        there is one such step for each tenant at most. Then it gets a row or more. Tenants that
+        lacked blocks until now may stand before it once more, again for one step each: they get 16
+        rows or more, and it had less. Then it is first, and gets its last rows.
+
+        In the others too few blocks are free, and no tenant has any beside its oldest work. Each
+        of these steps computes some of that work: a token of an answer, a candidate, or 16 rows of
+        a prompt. So they are no more than the work of the others takes.
+        """
         key, tenant = RequestKey(str(len(self.ended))), f"new{len(self.ended)}"
         if self.batcher.num_waiting >= BUSY.max_num_queued_reqs:
             return
+        most_lacking = sum(map(steps_alone, self.batcher.unfinished()))
         request = Request(
             key, (9,) * tokens, GenerationTask(max_tokens=1), tenant=tenant, priority=-1
         )
@@ -167,19 +194,36 @@ class AnyHistory(RuleBasedStateMachine):
             return
         self._end([sequence.request.key for sequence in displaced])
         self.open.add(key)
-        steps = 0
+        newcomer = next(s for s in self.batcher.unfinished() if s.request.key == key)
+        turns = lacking = 0
         while key in self.open:
+            lacks_blocks = self._lacks_blocks(newcomer)
             planned = self._checked_step()
             self._write(planned, succeeds=True)
             if isinstance(planned, Slice):
                 self._check_end(planned)
             else:
                 self.batcher.took(planned, 1.0)
+                lacks_blocks |= self._lacks_blocks(newcomer)
+                if lacks_blocks and newcomer not in planned.sequences:
+                    lacking += not planned.is_light
+                else:
+                    turns += not planned.is_light
             self._end(advance(self.batcher, planned))
-            steps += (
-                isinstance(planned, PlannedStep) and not planned.is_light
-            )  # these are half of all at most
-            assert steps <= MOST_STEPS, "a short request of a tenant that has nothing waits long"
+            assert turns <= MOST_TURNS, "a short request of a tenant that has nothing waits long"
+            assert lacking <= most_lacking, "it waits for blocks longer than others have work"
+
+    def _lacks_blocks(self, newcomer: AnySequence) -> bool:
+        """True if it does not run, and neither free blocks nor those of others are its to take."""
+        pool, running = self.batcher.pool, self.batcher.running
+
+        def held(sequence: AnySequence) -> int:
+            return pool.num_alone(sequence.held_blocks)
+
+        needs, free = newcomer.least_blocks, pool.num_free
+        if newcomer in running:
+            return False
+        return who_gives_way(newcomer.claim, needs, free, running, held) is None
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
