@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from moesaic.errors import FrameError
 from moesaic.native.library import lib
-from moesaic.transport.frame import Message
+from moesaic.transport.frame import FrameLimits, Message
 
 CAPACITY = 16 << 20  # bytes each way; memory is taken as far as messages have ever reached
 NATIVE_SEQ = 1 << 63  # calls from here on were sent, and are awaited, without Python
@@ -26,6 +26,18 @@ def make_memory() -> int:
     os.ftruncate(memory, lib().channel_bytes(capacity=CAPACITY))
     fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)
     return memory
+
+
+def answers_to_pings(limits: FrameLimits) -> int:
+    """Make native answers to pings alone, for ``Channel.answer_by``; ``answers_close`` frees them."""
+    return int(
+        lib().answers_open(
+            max_rows=limits.max_rows,
+            max_cols=limits.max_cols,
+            max_bytes=limits.max_bytes,
+            threads=1,
+        )
+    )
 
 
 class Channel:

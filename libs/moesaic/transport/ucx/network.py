@@ -26,6 +26,7 @@ from moesaic.transport.dialled import DialledLink
 from moesaic.transport.frame import Frame, FrameKind, FrameLimits
 from moesaic.transport.handshakes import Handshakes
 from moesaic.transport.links import Links
+from moesaic.transport.rings.channel import answers_to_pings
 from moesaic.transport.rings.meeting import Meeting, meet
 from moesaic.transport.rings.plane import RingPlane
 from moesaic.transport.ucx import door, handshake
@@ -104,7 +105,7 @@ class UcxNetwork:
             ) from error
         self._doors: list[Door] = []
         # Until `answer_by`: pings only, so that this side is there for its peers while it computes.
-        self._pings = self._answers = _answers_to_pings(limits) if self._rings is not None else 0
+        self._pings = self._answers = answers_to_pings(limits) if self._rings is not None else 0
         self._retired: list[UcxWorker] = []
 
     @property
@@ -323,17 +324,6 @@ class UcxNetwork:
             return UcxWire(self._planes[plane], address, tags, sock)
         except UCXError as error:
             raise PeerLost(peer, f"UCX cannot reach it by {plane}: {error}") from error
-
-
-def _answers_to_pings(limits: FrameLimits) -> int:
-    return int(
-        lib().answers_open(
-            max_rows=limits.max_rows,
-            max_cols=limits.max_cols,
-            max_bytes=limits.max_bytes,
-            threads=1,
-        )
-    )
 
 
 def _decode(body: bytes, message: type[_Message]) -> _Message:
