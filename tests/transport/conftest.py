@@ -17,6 +17,7 @@ from moesaic.transport.frame import Frame, FrameKind, FrameLimits
 from moesaic.transport.inprocess import Hub, InProcessNetwork
 from moesaic.transport.rings.plane import new_event_loop
 from moesaic.transport.ucx import network as network_module
+from moesaic.transport.ucx.bindings import UcxWorker
 from moesaic.transport.ucx.network import UcxNetwork
 from tests.transport.linked import Deadlines
 
@@ -106,6 +107,32 @@ def ask() -> Callable[..., Frame]:
         )
 
     return make
+
+
+@dataclass
+class Plane:
+    """A UCX worker that some network has opened.
+
+    Attributes:
+        renew: what the worker calls once it is stuck.
+    """
+
+    worker: UcxWorker
+    renew: Callable[[], None]
+
+
+@pytest.fixture
+def planes(monkeypatch: pytest.MonkeyPatch) -> list[Plane]:
+    """Those that networks open from now on, in their order."""
+    made: list[Plane] = []
+
+    class Noted(UcxWorker):
+        def __init__(self, options: Any, reports: bool, most: int, renew: Any, *rest: Any) -> None:
+            super().__init__(options, reports, most, renew, *rest)
+            made.append(Plane(self, renew))
+
+    monkeypatch.setattr(network_module, "UcxWorker", Noted)
+    return made
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Starts echoing workers: forks one for each line "TRANSPORTS STDERR_FILE" it reads, which prints "PID ADDRESS".
 
 Importing torch takes seconds and forking takes none, so the tests share one of these. A request with ``flags`` 1 is
-answered after half a second. With "/" and a device behind the transports, tensors may travel apart from their frames.
+never answered. With "/" and a device behind the transports, tensors may travel apart from their frames.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from moesaic.transport.ucx.network import UcxNetwork
 
 async def answer(request: Frame) -> Frame:
     if request.flags == 1:
-        await asyncio.sleep(0.5)
+        await asyncio.Event().wait()
     return request.reply(request.tensors, parcels=request.parcels)
 
 

@@ -56,15 +56,15 @@ def test_an_address_of_another_machine_is_refused(address) -> None:
 
 
 @pytest.mark.parametrize("transports", ["tcp", "auto"])
-async def test_peers_are_told_of_no_other_network(outward, transports) -> None:
+async def test_peers_are_told_of_no_other_network(outward, transports, planes) -> None:
     address, interface = outward
 
     async def opened(own_address: str | None) -> tuple[set[str], int]:
         network = UcxNetwork("w", "expert", b"s", LIMITS, transports, own_address)
-        plane = network._planes["net"]
-        listed = re.findall(r"resource .* tcp/(\S+)", plane._context.info)
+        worker = planes[-1].worker  # of the network, behind that of shared memory
+        listed = re.findall(r"resource .* tcp/(\S+)", worker.info)
         await network.close()
-        return set(listed), len(plane.address)
+        return set(listed), len(worker.address)
 
     every_device, full_length = await opened(None)
     devices, length = await opened(address)

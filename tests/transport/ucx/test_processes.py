@@ -15,6 +15,7 @@ from moesaic.transport.frame import Frame, FrameKind
 from moesaic.transport.ucx import bindings
 from moesaic.transport.ucx.network import UcxNetwork
 from tests.transport.conftest import BY_PYTHON
+from tests.transport.linked import HANG_S
 
 Ask = Callable[..., Frame]
 Start = Callable[[str], Any]
@@ -39,10 +40,10 @@ async def test_processes_exchange_frames_and_part_in_silence(
     until: Until,
 ) -> None:
     far = far_worker(transports if transports_of_far == "same" else "auto")
-    link = await network.connect(far.address, "far", 10.0)
+    link = await network.connect(far.address, "far", HANG_S)
     requests = [ask(seq=seq, rows=rows) for seq, rows in enumerate((1, 16, 300))]
 
-    answers = await network.exchange([(link, request) for request in requests], 10.0)
+    answers = await network.exchange([(link, request) for request in requests], HANG_S)
 
     for request, answer in zip(requests, answers, strict=True):
         assert isinstance(answer, Frame)
@@ -56,11 +57,12 @@ async def test_processes_exchange_frames_and_part_in_silence(
 async def test_a_prefill_of_16_megabytes_arrives(
     network: UcxNetwork, transports: str, far_worker: Start
 ) -> None:
-    link = await network.connect(far_worker(transports).address, "far", 10.0)
+    link = await network.connect(far_worker(transports).address, "far", HANG_S)
     hidden = torch.arange(1024 * 4096, dtype=torch.float32).view(1024, 4096)
 
     answers = await network.exchange(
-        [(link, Frame(kind=FrameKind.REQUEST, seq=seq, tensors=[hidden])) for seq in range(2)], 30.0
+        [(link, Frame(kind=FrameKind.REQUEST, seq=seq, tensors=[hidden])) for seq in range(2)],
+        HANG_S,
     )
 
     for answer in answers:
@@ -72,9 +74,9 @@ async def test_a_killed_peer_is_lost_at_once(
     network: UcxNetwork, transports: str, far_worker: Start, ask: Ask
 ) -> None:
     far = far_worker(transports)
-    link = await network.connect(far.address, "far", 10.0)
-    exchange = asyncio.create_task(network.exchange([(link, ask(flags=1))], 60.0))
-    await asyncio.sleep(0.05)
+    link = await network.connect(far.address, "far", HANG_S)
+    exchange = asyncio.create_task(network.exchange([(link, ask(flags=1))], HANG_S))
+    await a_few_turns()
 
     far.signal(signal.SIGKILL)
 
@@ -87,13 +89,13 @@ async def test_a_peer_killed_while_it_receives_is_lost(
     network: UcxNetwork, transports: str, far_worker: Start
 ) -> None:
     far = far_worker(transports)
-    link = await network.connect(far.address, "far", 10.0)
+    link = await network.connect(far.address, "far", HANG_S)
     hidden = torch.zeros(4096, 4096)
     far.signal(signal.SIGSTOP)  # so that nothing of the message is taken
     exchange = asyncio.create_task(
-        network.exchange([(link, Frame(kind=FrameKind.REQUEST, tensors=[hidden]))], 60.0)
+        network.exchange([(link, Frame(kind=FrameKind.REQUEST, tensors=[hidden]))], HANG_S)
     )
-    await asyncio.sleep(0.05)
+    await a_few_turns()
 
     far.signal(signal.SIGKILL)
 
@@ -107,7 +109,7 @@ async def test_a_peer_that_dies_with_messages_under_way_leaves_none_of_its_memor
 ) -> None:
     monkeypatch.setattr(bindings, "_DRAIN_S", 0.5)
     far = far_worker("shm")
-    link = await network.connect(far.address, "far", 10.0)
+    link = await network.connect(far.address, "far", HANG_S)
     with_one_peer = num_shared_segments()
     hidden = torch.zeros(64, 4096)  # 1 MB
     far.signal(signal.SIGSTOP)  # so that nothing of the messages is taken
@@ -116,7 +118,7 @@ async def test_a_peer_that_dies_with_messages_under_way_leaves_none_of_its_memor
         [(link, Frame(kind=FrameKind.REQUEST, seq=seq, tensors=[hidden])) for seq in range(4)], 0.2
     )
     far.signal(signal.SIGKILL)
-    await network.connect(far_worker("shm").address, "far", 10.0)
+    await network.connect(far_worker("shm").address, "far", HANG_S)
 
     await until(lambda: num_shared_segments() <= with_one_peer)
 
@@ -125,14 +127,14 @@ async def test_a_late_answer_of_a_hung_peer_reaches_nobody(
     network: UcxNetwork, transports: str, far_worker: Start, ask: Ask
 ) -> None:
     far = far_worker(transports)
-    link = await network.connect(far.address, "far", 10.0)
+    link = await network.connect(far.address, "far", HANG_S)
     slow, next_one = ask(seq=1, rows=2), ask(seq=1, rows=3)
     far.signal(signal.SIGSTOP)
 
     (outcome,) = await network.exchange([(link, slow)], 0.2)
     far.signal(signal.SIGCONT)
-    fresh = await network.connect(far.address, "far", 10.0)
-    (answer,) = await network.exchange([(fresh, next_one)], 10.0)
+    fresh = await network.connect(far.address, "far", HANG_S)
+    (answer,) = await network.exchange([(fresh, next_one)], HANG_S)
 
     assert isinstance(outcome, DeadlineExceeded)
     assert not link.alive
@@ -144,7 +146,7 @@ async def test_a_hung_peer_on_an_idle_link_is_ejected(
     network: UcxNetwork, transports: str, far_worker: Start, until: Until
 ) -> None:
     far = far_worker(transports)
-    link = await network.connect(far.address, "far", 10.0)
+    link = await network.connect(far.address, "far", HANG_S)
 
     far.signal(signal.SIGSTOP)
 
@@ -155,12 +157,12 @@ async def test_closing_does_not_wait_for_a_hung_peer(
     network: UcxNetwork, transports: str, far_worker: Start
 ) -> None:
     far = far_worker(transports)
-    link = await network.connect(far.address, "far", 10.0)
+    link = await network.connect(far.address, "far", HANG_S)
     far.signal(signal.SIGSTOP)
     hidden = torch.zeros(1024, 4096)
     calls = [(link, Frame(kind=FrameKind.REQUEST, seq=seq, tensors=[hidden])) for seq in range(4)]
-    exchange = asyncio.create_task(network.exchange(calls, 60.0))
-    await asyncio.sleep(0.05)
+    exchange = asyncio.create_task(network.exchange(calls, HANG_S))
+    await a_few_turns()
 
     await network.close()
 
@@ -171,15 +173,22 @@ async def test_an_idle_link_costs_next_to_nothing(
     network: UcxNetwork, transports: str, far_worker: Start
 ) -> None:
     far = far_worker(transports)
-    link = await network.connect(far.address, "far", 10.0)
-    await asyncio.sleep(0.2)
+    link = await network.connect(far.address, "far", HANG_S)
+    await link.probe(0, HANG_S)
     before = time.process_time(), _cpu_s(far.pid)
 
+    # Only time shows work that goes on and on.
     await asyncio.sleep(1.0)
 
     assert time.process_time() - before[0] < 0.1
     assert _cpu_s(far.pid) - before[1] < 0.1
     assert link.alive
+
+
+async def a_few_turns() -> None:
+    """Let an exchange begin: its messages are on their way by then."""
+    for _ in range(10):
+        await asyncio.sleep(0)
 
 
 def _cpu_s(pid: int) -> float:
