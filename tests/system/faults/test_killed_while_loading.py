@@ -15,8 +15,8 @@ from tests.suites import Suite, running
 from tests.system.control import paused
 from tests.waiting import HANG_S, until
 
-NUM_EXPERTS, NUM_LAYERS = 128, 4
-# 400 MB that are quantised while they are loaded: long enough to be met in its middle.
+NUM_EXPERTS, NUM_LAYERS = 128, 2
+# 200 MB that are quantised while they are loaded: long enough to be met in its middle.
 SHAPE = {"vocab_size": 8192, "hidden_size": 512, "num_hidden_layers": NUM_LAYERS}
 FLAGS = ("--topology", "disaggregated", "--experts", "2", "--quantization", "int4")
 MIDDLE = (0.1, 0.9)  # parts of the bytes
