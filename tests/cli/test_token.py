@@ -93,7 +93,7 @@ async def test_who_has_another_secret_is_told_so_and_what_to_do(
 
     async def ask(address: str) -> None:
         async with scheduler_stub(address) as stub:
-            await stub.GetPlacement(scheduler_pb2.GetPlacementRequest(), timeout=5)
+            await stub.GetPlacement(scheduler_pb2.GetPlacementRequest())
 
     settings = ServiceSettings(secret="the secret")
     async with admin_server(settings, "scheduler", worker_id="scheduler") as server:

@@ -11,6 +11,12 @@ from moesaic.messages.registry import WorkerRecord
 from tests.redis_servers import RedisServer, RedisServers
 
 
+@pytest.fixture(autouse=True)
+def frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at Redis often: what is seen is the same, and tests wait less."""
+    monkeypatch.setattr("moesaic.cluster.redis.streams.BLOCK_S", 0.1)
+
+
 @pytest.fixture(params=server_programs(), ids=lambda program: program.name)
 def redis_program(request: pytest.FixtureRequest) -> Path:
     """Each server that is here: what holds with one must hold with the other."""

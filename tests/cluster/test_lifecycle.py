@@ -29,7 +29,7 @@ def start(body: str, tmp_path: Path) -> "subprocess.Popen[str]":
 
 def outcome(body: str, tmp_path: Path) -> tuple[int, str]:
     process = start(body, tmp_path)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate()
     return process.returncode, err
 
 
@@ -54,7 +54,7 @@ def test_the_first_signal_ends_the_service_in_order(number, tmp_path):
 
     process.send_signal(number)
 
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate()
     assert process.returncode == 0
     assert out.splitlines()[-1] == "done"
 
@@ -70,7 +70,7 @@ def test_the_second_signal_ends_it_at_once(number, status, tmp_path):
 
     process.send_signal(number)
 
-    process.communicate(timeout=60)
+    process.communicate()
     assert process.returncode == status
 
 
@@ -95,7 +95,7 @@ def test_a_signal_while_the_service_starts_cuts_the_start_short(tmp_path):
 
     process.send_signal(signal.SIGTERM)
 
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate()
     assert (process.returncode, out.splitlines()[-1], err) == (0, "closed", "")
 
 
@@ -137,7 +137,7 @@ def test_a_service_may_open_as_many_files_as_the_system_lets_it(tmp_path):
         tmp_path,
     )
 
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate()
     assert out == "True\n"
 
 
@@ -157,5 +157,5 @@ def test_garbage_is_looked_for_but_not_among_what_was_imported(tmp_path):
         tmp_path,
     )
 
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate()
     assert out == "(True, True)\n"

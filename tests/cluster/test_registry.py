@@ -17,6 +17,11 @@ from moesaic.errors import InvalidInput
 from moesaic.messages.registry import Generation
 
 
+@pytest.fixture(autouse=True)
+def frequent_renewals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moesaic.cluster.registry.RENEW_S", 0.1)
+
+
 async def until(fleet: Fleet, holds) -> None:
     while not holds(fleet):
         await fleet.changed()
@@ -33,13 +38,13 @@ async def test_a_registered_worker_is_seen_its_changes_too_and_its_end(bus, reco
         await until(fleet, lambda f: not f.workers)
 
 
-async def test_a_worker_that_does_not_renew_is_dropped(bus, record, monkeypatch):
-    monkeypatch.setattr("moesaic.cluster.registry.LEASE_S", 1)
+async def test_a_worker_that_does_not_renew_is_dropped(bus, record):
     async with watch_fleet(bus) as fleet:
         await bus.add_member("workers", "expert-0")
-        await bus.put("worker:expert-0", record(), ttl_s=1)
-
+        await bus.put("worker:expert-0", record(), ttl_s=600)
         await until(fleet, lambda f: "expert-0" in f.workers)
+
+        await bus.connection.client.pexpire(bus.connection.key("worker:expert-0"), 1)
         await until(fleet, lambda f: not f.workers)
 
 

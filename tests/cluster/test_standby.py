@@ -67,7 +67,7 @@ async def test_a_worker_stands_by_once_its_work_has_ended_and_is_activated_again
     redis_server: Any,
 ) -> None:
     async with working(redis_server) as worker:
-        answer = await worker.stub.StandBy(pb.StandByRequest(), timeout=5)
+        answer = await worker.stub.StandBy(pb.StandByRequest())
         assert answer.state == pb.SERVICE_STATE_DRAINING
         record = await worker.registered()
         assert (record.state, record.standing_by) == ("draining", True)
@@ -75,11 +75,11 @@ async def test_a_worker_stands_by_once_its_work_has_ended_and_is_activated_again
 
         worker.idle = True
         await worker.until("standby")
-        await worker.stub.StandBy(pb.StandByRequest(), timeout=5)
+        await worker.stub.StandBy(pb.StandByRequest())
         assert (await worker.registered()).state == "standby"
         assert worker.refusing == [True]
 
-        answer = await worker.stub.Activate(pb.ActivateRequest(), timeout=5)
+        answer = await worker.stub.Activate(pb.ActivateRequest())
         assert answer.state == pb.SERVICE_STATE_READY
         record = await worker.registered()
         assert (record.state, record.standing_by) == ("ready", False)
@@ -99,13 +99,13 @@ async def test_a_worker_that_begins_on_standby_takes_no_work_and_is_healthy(
 
 async def test_an_operators_drain_wins_over_activation(redis_server: Any) -> None:
     async with working(redis_server, standby=True) as worker:
-        await worker.stub.Drain(pb.DrainRequest(), timeout=5)
-        answer = await worker.stub.Activate(pb.ActivateRequest(), timeout=5)
+        await worker.stub.Drain(pb.DrainRequest())
+        answer = await worker.stub.Activate(pb.ActivateRequest())
         assert answer.state == pb.SERVICE_STATE_DRAINING
         record = await worker.registered()
         assert (record.state, record.drained) == ("draining", True)
 
-        await worker.stub.Undrain(pb.UndrainRequest(), timeout=5)
+        await worker.stub.Undrain(pb.UndrainRequest())
         record = await worker.registered()
         assert (record.state, record.drained) == ("ready", False)
         assert worker.refusing[-1] is False
@@ -116,11 +116,11 @@ async def test_a_drained_worker_that_is_told_to_stand_by_does_so_when_the_drain_
 ) -> None:
     async with working(redis_server) as worker:
         worker.idle = True
-        await worker.stub.Drain(pb.DrainRequest(), timeout=5)
-        await worker.stub.StandBy(pb.StandByRequest(), timeout=5)
+        await worker.stub.Drain(pb.DrainRequest())
+        await worker.stub.StandBy(pb.StandByRequest())
         assert (await worker.registered()).state == "draining"
 
-        await worker.stub.Undrain(pb.UndrainRequest(), timeout=5)
+        await worker.stub.Undrain(pb.UndrainRequest())
         await worker.until("standby")
         assert worker.refusing[-1] is True
 
@@ -130,7 +130,7 @@ async def test_a_worker_that_is_given_work_while_it_rests_is_no_longer_on_standb
 ) -> None:
     async with working(redis_server) as worker:
         worker.idle = True
-        await worker.stub.StandBy(pb.StandByRequest(), timeout=5)
+        await worker.stub.StandBy(pb.StandByRequest())
         await worker.until("standby")
 
         worker.idle = False
@@ -147,6 +147,6 @@ async def test_services_without_work_of_that_kind_refuse(redis_server: Any) -> N
     ):
         stub = admin_pb2_grpc.AdminServiceStub(connection)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await stub.StandBy(pb.StandByRequest(), timeout=5)
+            await stub.StandBy(pb.StandByRequest())
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "this is the scheduler" in str(refused.value.details())

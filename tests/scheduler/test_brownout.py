@@ -29,7 +29,7 @@ DECIDED = BrownoutDecision(
 
 
 async def policy_of(stub: Any) -> pb.BrownoutPolicy:
-    found = await stub.GetBrownout(pb.GetBrownoutRequest(), timeout=5)
+    found = await stub.GetBrownout(pb.GetBrownoutRequest())
     return found.policy
 
 
@@ -46,7 +46,7 @@ async def test_what_is_set_reaches_workers_and_the_rest_stays(suite: Any) -> Non
         assert (await until_policy(suite.bus)).mode == "off"
         await scheduler.until("leader.changed", leads=True)
         wanted = pb.BrownoutPolicy(mode="manual", prefill_threshold=0.0, way=4)
-        answer = await stub.SetBrownout(pb.SetBrownoutRequest(policy=wanted), timeout=5)
+        answer = await stub.SetBrownout(pb.SetBrownoutRequest(policy=wanted))
         assert (answer.policy.mode, answer.policy.decode_threshold) == ("manual", 1.0)
 
         found = await until_policy(suite.bus, mode="manual")
@@ -55,7 +55,7 @@ async def test_what_is_set_reaches_workers_and_the_rest_stays(suite: Any) -> Non
             mode="manual", prefill_threshold=0.0, way=4, source="operator"
         )
         later = pb.BrownoutPolicy(slo_ttft_s=1.5)
-        await stub.SetBrownout(pb.SetBrownoutRequest(policy=later), timeout=5)
+        await stub.SetBrownout(pb.SetBrownoutRequest(policy=later))
         assert (await until_policy(suite.bus, slo_ttft_s=1.5)).prefill_threshold == 0.0
 
 
@@ -69,7 +69,7 @@ async def test_a_policy_that_makes_no_sense_is_refused_and_nothing_changes(suite
             (pb.BrownoutPolicy(mode="off", way=3), "way: must be 0 for none, or 2, 4, 8"),
         ):
             with pytest.raises(grpc.aio.AioRpcError, match=fix) as caught:
-                await stub.SetBrownout(pb.SetBrownoutRequest(policy=wrong), timeout=5)
+                await stub.SetBrownout(pb.SetBrownoutRequest(policy=wrong))
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert await policy_of(stub) == before
         assert before.mode == "auto"
@@ -81,7 +81,7 @@ async def test_a_redis_that_lost_everything_gets_the_policy_back(suite: Any) -> 
     async with scheduler.stub() as stub:
         await scheduler.until("leader.changed", leads=True)
         wanted = pb.BrownoutPolicy(mode="auto", slo_ttft_s=2.0)
-        await stub.SetBrownout(pb.SetBrownoutRequest(policy=wanted), timeout=5)
+        await stub.SetBrownout(pb.SetBrownoutRequest(policy=wanted))
         suite.redis.kill(lose_data=True)
         suite.redis.start()
 
@@ -95,7 +95,7 @@ async def test_decisions_of_workers_are_listed_with_their_results_once(suite: An
         measured = BrownoutDecision(**{**_fields(DECIDED), "measured_ttft_s": 0.21})
         await suite.bus.append(DECISIONS, measured)
         while True:
-            found = await stub.GetBrownout(pb.GetBrownoutRequest(), timeout=5)
+            found = await stub.GetBrownout(pb.GetBrownoutRequest())
             if found.decisions and found.decisions[0].HasField("measured_ttft_s"):
                 break
             await asyncio.sleep(0.05)
@@ -103,14 +103,14 @@ async def test_decisions_of_workers_are_listed_with_their_results_once(suite: An
         assert decision.decision_id == "attention-0/7/1"
         assert (decision.prefill, decision.refused, decision.waiting_requests) == (0.5, 3, 9)
         assert (decision.ttft_p90_s, decision.HasField("tpot_p90_s")) == (0.4, False)
-        placements = await stub.GetDecisions(pb.GetDecisionsRequest(), timeout=5)
+        placements = await stub.GetDecisions(pb.GetDecisionsRequest())
         assert list(placements.decisions) == []
     await scheduler.kill()
 
     successor = await suite.scheduler()
     async with successor.stub() as stub:
         await successor.until("leader.changed", leads=True)
-        again = await stub.GetBrownout(pb.GetBrownoutRequest(), timeout=5)
+        again = await stub.GetBrownout(pb.GetBrownoutRequest())
         assert list(again.decisions) == [decision]
 
 

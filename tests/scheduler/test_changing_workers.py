@@ -85,7 +85,7 @@ async def test_a_worker_that_comes_and_goes_is_left_alone_for_longer_and_longer(
             await a.until_epoch(epochs[-1] + 1)
         async with suite.expert("b", slots=8), scheduler.stub() as stub:
             while True:
-                waits = (await stub.GetFleet(pb.GetFleetRequest(), timeout=5)).waiting_for
+                waits = (await stub.GetFleet(pb.GetFleetRequest())).waiting_for
                 if any("b: came back often" in text for text in waits):
                     break
                 await asyncio.sleep(0.05)

@@ -63,7 +63,7 @@ def most_hot(placement: Placement) -> int:
 
 
 async def decisions(stub: Any) -> Any:
-    return (await stub.GetDecisions(pb.GetDecisionsRequest(), timeout=5)).decisions
+    return (await stub.GetDecisions(pb.GetDecisionsRequest())).decisions
 
 
 async def test_experts_that_traffic_wants_get_replicas_and_the_gain_is_measured(suite):
@@ -92,7 +92,7 @@ async def test_experts_that_traffic_wants_get_replicas_and_the_gain_is_measured(
             assert adopted[0].predicted_after == 2
             assert adopted[0].measured_after == 2
             assert adopted[0].moves > 0
-            seen = await stub.GetActivations(pb.SchedulerServiceGetActivationsRequest(), timeout=5)
+            seen = await stub.GetActivations(pb.SchedulerServiceGetActivationsRequest())
             assert list(seen.layers[0].tokens)[:4] == [0, 0, 0, 0]
             assert (seen.windows, seen.refused) == (3, 0)
 
@@ -124,13 +124,13 @@ async def test_statistics_that_make_no_sense_are_counted_and_change_nothing(suit
                     "moesaic:{test}:ctl:activations", {"t": "activation-report.v2", "p": payload}
                 )
             request = pb.SchedulerServiceGetActivationsRequest()
-            while (seen := await stub.GetActivations(request, timeout=5)).refused < len(junk):
+            while (seen := await stub.GetActivations(request)).refused < len(junk):
                 await asyncio.sleep(0.05)
 
             assert seen.windows == 0
             while await suite.bus.connection.client.xlen("moesaic:{test}:dlq:ctl:activations") < 2:
                 await asyncio.sleep(0.05)
-            plan = (await stub.Plan(pb.PlanRequest(), timeout=30)).plan
+            plan = (await stub.Plan(pb.PlanRequest())).plan
             assert not plan.worthwhile
             assert plan.reason == "no traffic has been seen yet"
         assert suite.view.epoch == first.epoch
@@ -147,7 +147,7 @@ async def test_operators_apply_what_they_want_and_nothing_that_is_wrong_or_old(s
         async def apply(slots: list[list[int]], base_epoch: int = 1, to: Any = stub) -> Any:
             wanted = encode_placement(replace(first, slots=[slots, first.slots[1]]))
             request = pb.ApplyPlacementRequest(placement=wanted, base_epoch=base_epoch)
-            return await to.ApplyPlacement(request, timeout=30)
+            return await to.ApplyPlacement(request)
 
         async def refusal(*arguments: Any, **more: Any) -> tuple[grpc.StatusCode, str]:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -213,12 +213,12 @@ async def test_a_plan_that_takes_long_gives_way_to_operators(suite):
         request = pb.ApplyPlacementRequest(
             placement=encode_placement(replace(first, slots=slots)), base_epoch=first.epoch
         )
-        await stub.ApplyPlacement(request, timeout=10)  # the solver would be waited for 20 s
+        await stub.ApplyPlacement(request)  # the solver would be waited for 20 s
         assert solving not in solvers(scheduler)
 
         solving = await stopped_solver(scheduler)
         request = pb.SchedulerServiceSetPolicyRequest(policy="keep")
-        await stub.SetPolicy(request, timeout=5)
+        await stub.SetPolicy(request)
         while solving in solvers(scheduler):
             await asyncio.sleep(0.05)
         assert {d.cause for d in await decisions(stub)} <= {"workers", "operator"}
@@ -234,11 +234,11 @@ async def test_a_pinned_expert_stays_where_it_is_wanted_whoever_leads(suite):
         assert 7 not in first.slots[0][0]
         async with scheduler.stub() as stub:
             request = pb.SchedulerServiceSetPolicyRequest(add_pins=[pin], policy="keep")
-            answer = await stub.SetPolicy(request, timeout=5)
+            answer = await stub.SetPolicy(request)
             assert (answer.policy, list(answer.pins)) == ("keep", [pin])
             wrong = pb.SchedulerServiceSetPolicyRequest(add_pins=[pb.Pin(expert=8, worker_id="a")])
             with pytest.raises(grpc.aio.AioRpcError, match="must be below 8"):
-                await stub.SetPolicy(wrong, timeout=5)
+                await stub.SetPolicy(wrong)
         second = await a.until_epoch(2)
         assert 7 in second.slots[0][0]
         assert second.slots[1] == first.slots[1]
@@ -246,7 +246,7 @@ async def test_a_pinned_expert_stays_where_it_is_wanted_whoever_leads(suite):
 
         successor = await suite.scheduler()
         async with successor.stub() as stub:
-            while not (found := await stub.GetDecisions(pb.GetDecisionsRequest(), timeout=5)).pins:
+            while not (found := await stub.GetDecisions(pb.GetDecisionsRequest())).pins:
                 await asyncio.sleep(0.05)
             assert (found.policy, list(found.pins)) == ("keep", [pin])
         async with suite.expert("c", slots=5) as c:
@@ -259,7 +259,7 @@ async def test_a_redis_that_lost_everything_gets_the_policy_back(suite):
     async with suite.expert("a", slots=8) as a, scheduler.stub() as stub:
         await a.until_epoch(1)
         request = pb.SchedulerServiceSetPolicyRequest(policy="redundance")
-        await stub.SetPolicy(request, timeout=5)
+        await stub.SetPolicy(request)
         suite.redis.kill(lose_data=True)
         suite.redis.start()
         await scheduler.until("placement.republished")
@@ -283,11 +283,11 @@ async def test_what_does_not_fit_beside_old_experts_is_not_even_tried(suite):
         both = replace(first, slots=[[[4, 5, 2, 3], [0, 1, 6, 7]], first.slots[1]])
         with pytest.raises(grpc.aio.AioRpcError, match="would hold 100 bytes of experts"):
             await stub.ApplyPlacement(
-                pb.ApplyPlacementRequest(placement=encode_placement(both), base_epoch=1), timeout=30
+                pb.ApplyPlacementRequest(placement=encode_placement(both), base_epoch=1)
             )
         one = replace(first, slots=[[[4, 1, 2, 3], [0, 5, 6, 7]], first.slots[1]])
         done = await stub.ApplyPlacement(
-            pb.ApplyPlacementRequest(placement=encode_placement(one), base_epoch=1), timeout=30
+            pb.ApplyPlacementRequest(placement=encode_placement(one), base_epoch=1)
         )
         assert done.epoch == 2
 
@@ -302,13 +302,13 @@ async def test_a_successor_knows_the_traffic_of_the_last_minutes(suite):
         for _ in range(2):
             await suite.bus.append("ctl:activations", report(first))
         async with scheduler.stub() as stub:
-            while (await stub.GetActivations(request, timeout=5)).windows < 2:
+            while (await stub.GetActivations(request)).windows < 2:
                 await asyncio.sleep(0.05)
         await scheduler.kill()
 
         successor = await suite.scheduler("--placement-policy", "keep")
         async with successor.stub() as stub:
-            while (seen := await stub.GetActivations(request, timeout=5)).windows < 2:
+            while (seen := await stub.GetActivations(request)).windows < 2:
                 await asyncio.sleep(0.05)
             assert sum(seen.layers[0].tokens) == pytest.approx(2 * 64 * len(HOT), rel=0.2)
 

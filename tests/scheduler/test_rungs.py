@@ -15,7 +15,7 @@ PAIRS = Rung(way=2, instead="united")
 
 async def set_policy(stub: Any, **fields: Any) -> None:
     policy = pb.BrownoutPolicy(mode="manual", **fields)
-    await stub.SetBrownout(pb.SetBrownoutRequest(policy=policy), timeout=5)
+    await stub.SetBrownout(pb.SetBrownoutRequest(policy=policy))
 
 
 async def until_rung(suite: Suite, rung: Rung) -> Placement:
@@ -39,7 +39,7 @@ async def test_a_way_adds_united_experts_and_another_replaces_them(suite: Any) -
             assert (placement.num_own, placement.num_united) == (NUM_EXPERTS, num_united)
             assert own_part(placement).slots == first.slots
         await a.until_epoch(none.epoch)
-        told = (await stub.GetDecisions(pb.GetDecisionsRequest(), timeout=5)).decisions
+        told = (await stub.GetDecisions(pb.GetDecisionsRequest())).decisions
         assert sum("are to be degraded by" in decision.reason for decision in told) == 3
 
 

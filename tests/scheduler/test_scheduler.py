@@ -21,23 +21,23 @@ async def test_the_first_placement_comes_when_the_slots_cover_all_experts(suite)
     async with suite.expert("a") as a, scheduler.stub() as stub:
         await scheduler.until("worker.joined", worker_id="a")
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await stub.GetPlacement(pb.GetPlacementRequest(), timeout=5)
+            await stub.GetPlacement(pb.GetPlacementRequest())
         assert refused.value.code() is grpc.StatusCode.NOT_FOUND
         while True:
-            fleet = await stub.GetFleet(pb.GetFleetRequest(), timeout=5)
+            fleet = await stub.GetFleet(pb.GetFleetRequest())
             if fleet.waiting_for == ["expert workers: 4 of 8 slots per layer registered"]:
                 break
-        watch = stub.WatchPlacement(pb.WatchPlacementRequest(), timeout=60)
+        watch = stub.WatchPlacement(pb.WatchPlacementRequest())
 
         async with suite.expert("b") as b:
             placement = await suite.until_epoch(1)
             assert await a.until_epoch(1) == await b.until_epoch(1) == placement
             assert (placement.slots, placement.layers) == (SLOTS, [1, 2])
             assert generations(placement) == [a.generation, b.generation]
-            answer = await stub.GetPlacement(pb.GetPlacementRequest(), timeout=5)
+            answer = await stub.GetPlacement(pb.GetPlacementRequest())
             assert decode_placement(answer.placement) == placement
             assert decode_placement((await watch.read()).placement) == placement
-            fleet = await stub.GetFleet(pb.GetFleetRequest(), timeout=5)
+            fleet = await stub.GetFleet(pb.GetFleetRequest())
             assert [w.worker_id for w in fleet.workers] == ["a", "b", "scheduler-0"]
 
 
@@ -198,7 +198,7 @@ async def test_a_worker_with_another_model_is_left_out_and_said(suite):
         assert [worker.worker_id for worker in placement.workers] == ["a"]
         text = "expert worker b: has model model-b, others have model-a"
         async with scheduler.stub() as stub:
-            while text not in (await stub.GetFleet(pb.GetFleetRequest(), timeout=5)).waiting_for:
+            while text not in (await stub.GetFleet(pb.GetFleetRequest())).waiting_for:
                 pass
 
 
@@ -207,7 +207,7 @@ async def test_a_standby_takes_over_when_the_leader_stops(suite):
     await leader.until("leader.changed", leads=True)
     standby = await suite.scheduler(worker_id="s-2")
     async with standby.stub() as stub:
-        while (await stub.GetFleet(pb.GetFleetRequest(), timeout=5)).waiting_for != [
+        while (await stub.GetFleet(pb.GetFleetRequest())).waiting_for != [
             "the lead, which s-1 has"
         ]:
             pass

@@ -21,7 +21,7 @@ def names(placement: Placement) -> list[str]:
 
 
 async def decisions(stub: Any) -> Any:
-    return (await stub.GetDecisions(pb.GetDecisionsRequest(), timeout=5)).decisions
+    return (await stub.GetDecisions(pb.GetDecisionsRequest())).decisions
 
 
 async def test_a_newcomer_that_cannot_load_does_not_keep_lost_experts_from_others(suite):
@@ -49,7 +49,7 @@ async def test_a_newcomer_that_cannot_load_does_not_keep_others_from_leaving(sui
             text = "expert worker c: came back often or cannot load"
             while not any(
                 wait.startswith(text)
-                for wait in (await stub.GetFleet(pb.GetFleetRequest(), timeout=5)).waiting_for
+                for wait in (await stub.GetFleet(pb.GetFleetRequest())).waiting_for
             ):
                 await asyncio.sleep(0.05)
             await b.lease.update(state="draining")
@@ -101,10 +101,10 @@ async def test_a_pin_that_memory_has_no_room_for_stops_neither_repair_nor_plans(
             first = await b.until_epoch(1)
             pin = pb.Pin(expert=first.slots[0][1][0], worker_id="a")
             request = pb.SchedulerServiceSetPolicyRequest(add_pins=[pin])
-            await stub.SetPolicy(request, timeout=5)
+            await stub.SetPolicy(request)
             while not any(
                 "or no memory, to give to expert" in wait
-                for wait in (await stub.GetFleet(pb.GetFleetRequest(), timeout=5)).waiting_for
+                for wait in (await stub.GetFleet(pb.GetFleetRequest())).waiting_for
             ):
                 await asyncio.sleep(0.05)
             assert await suite.until_epoch(1) == first
@@ -125,7 +125,7 @@ async def test_what_a_scheduler_died_in_the_middle_of_is_said_by_the_next_one(su
         swapped = replace(first, slots=[[[4, 1, 2, 3], [0, 5, 6, 7]], first.slots[1]])
         async with scheduler.stub() as stub:
             request = pb.ApplyPlacementRequest(placement=encode_placement(swapped), base_epoch=1)
-            applying = asyncio.ensure_future(stub.ApplyPlacement(request, timeout=60))
+            applying = asyncio.ensure_future(stub.ApplyPlacement(request))
             await b.asked_to_prepare.wait()
             (under_way, *_) = await decisions(stub)
             assert (under_way.cause, under_way.epoch, under_way.failure) == ("operator", 0, "")
@@ -150,9 +150,9 @@ async def test_a_standby_shows_the_policy_that_is_in_force(suite):
     async with leader.stub() as stub, standby.stub() as other:
         pin = pb.Pin(expert=3, worker_id="a")
         request = pb.SchedulerServiceSetPolicyRequest(policy="keep", add_pins=[pin, pin])
-        await stub.SetPolicy(request, timeout=5)
+        await stub.SetPolicy(request)
 
-        found = await other.GetDecisions(pb.GetDecisionsRequest(), timeout=5)
+        found = await other.GetDecisions(pb.GetDecisionsRequest())
 
         assert (found.policy, list(found.pins)) == ("keep", [pin])
 
@@ -169,7 +169,7 @@ async def test_a_placement_that_would_not_last_is_not_applied(suite):
                 placement=encode_placement(only_a), base_epoch=first.epoch
             )
             with pytest.raises(grpc.aio.AioRpcError, match="must be those that are placed: a, b"):
-                await stub.ApplyPlacement(request, timeout=30)
+                await stub.ApplyPlacement(request)
         assert await suite.until_epoch(1) == first
 
 
@@ -183,7 +183,7 @@ async def test_a_pin_that_cannot_be_loaded_is_not_tried_over_and_over(suite):
             request = pb.SchedulerServiceSetPolicyRequest(
                 add_pins=[pb.Pin(expert=expert, worker_id="a")]
             )
-            await stub.SetPolicy(request, timeout=5)
+            await stub.SetPolicy(request)
             await scheduler.until("placement.failed")
             await asyncio.sleep(4.0)  # for more attempts
 

@@ -1,4 +1,5 @@
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ def test_what_it_held_is_there_after_a_restart(tmp_path: Path):
     process, url = start_redis(tmp_path)
     cli(url, "SET", "k", "v")
     process.terminate()
-    assert process.wait(10) == 0
+    assert process.wait() == 0
 
     process, again = start_redis(tmp_path)
     try:
@@ -30,7 +31,7 @@ def test_what_it_held_is_there_after_a_restart(tmp_path: Path):
         assert "noeviction" in cli(url, "CONFIG", "GET", "maxmemory-policy")
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait()
 
 
 def test_a_second_one_in_the_same_directory_is_refused(tmp_path: Path):
@@ -40,7 +41,7 @@ def test_a_second_one_in_the_same_directory_is_refused(tmp_path: Path):
             start_redis(tmp_path)
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait()
 
 
 def test_a_long_path_and_a_damaged_file(tmp_path: Path):
@@ -48,7 +49,7 @@ def test_a_long_path_and_a_damaged_file(tmp_path: Path):
     process, url = start_redis(directory)
     assert len(url) < 108
     process.terminate()
-    process.wait(10)
+    process.wait()
 
     [journal] = (directory / "appendonlydir").glob("*.incr.aof")
     journal.write_bytes(b"*3\r\nnot an append-only file at all\r\n")
@@ -63,7 +64,7 @@ def test_a_socket_with_a_short_path_stays_the_same_and_is_removed_with_the_data(
     for _ in range(2):
         process, url = start_redis(directory)
         process.terminate()
-        process.wait(10)
+        process.wait()
         urls.add(url)
     (url,) = urls
     sockets = Path(url.removeprefix("unix://")).parent
@@ -81,7 +82,7 @@ def test_it_dies_with_its_parent_even_on_kill_9(tmp_path: Path):
         "from moesaic.cluster.redis.child import start_redis\n"
         "process, url = start_redis(pathlib.Path(sys.argv[1]))\n"
         "print(process.pid, flush=True)\n"
-        "time.sleep(60)\n"
+        "time.sleep(600)\n"
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", source, str(tmp_path)], stdout=subprocess.PIPE, text=True
@@ -94,8 +95,5 @@ def test_it_dies_with_its_parent_even_on_kill_9(tmp_path: Path):
     parent.send_signal(signal.SIGKILL)
     parent.wait()
 
-    import select
-
-    ended, _, _ = select.select([descriptor], [], [], 30)
+    select.select([descriptor], [], [])  # until it has ended
     os.close(descriptor)
-    assert ended

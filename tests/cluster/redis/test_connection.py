@@ -98,25 +98,25 @@ async def test_a_redis_that_is_not_there_yet_is_waited_for(redis_server):
 @pytest.mark.parametrize("rounds", range(6))
 @pytest.mark.parametrize("failing", [False, True])
 async def test_a_task_that_is_cancelled_in_a_command_ends(rounds: int, failing: bool) -> None:
-    sent = asyncio.Event()
+    sending, sent = asyncio.Event(), asyncio.Event()
 
     async def send() -> None:
+        sending.set()
         await sent.wait()
         if failing:
             raise OSError
 
     async def work() -> None:
         with suppress(PeerLost), outages("redis://localhost"):
-            await asyncio.wait_for(send(), 10)  # as redis-py sends
+            await asyncio.wait_for(send(), 600)  # as redis-py sends
         await asyncio.Event().wait()
 
     task = asyncio.create_task(work())
-    await asyncio.sleep(0.01)
+    await sending.wait()
     sent.set()
     for _ in range(rounds):  # of the loop: in one of them the command ends as the request comes
         await asyncio.sleep(0)
     task.cancel()
 
-    async with asyncio.timeout(5):
-        await asyncio.wait([task])
+    await asyncio.wait([task])
     assert task.cancelled()

@@ -84,7 +84,7 @@ async def status_of(call) -> grpc.StatusCode:
 async def drained(address: str, credentials: Credentials, audience: str = "*") -> grpc.StatusCode:
     async with channel(address, audience, credentials) as connection:
         stub = admin_pb2_grpc.AdminServiceStub(connection)
-        return await status_of(stub.Drain(pb.DrainRequest(), timeout=5))
+        return await status_of(stub.Drain(pb.DrainRequest()))
 
 
 def test_every_method_of_every_service_has_a_scope_and_there_are_no_others():
@@ -124,8 +124,8 @@ async def test_a_token_for_data_gives_no_orders(server):
     async with channel(server.address, credentials=NONE) as connection:
         stub = admin_pb2_grpc.AdminServiceStub(connection)
         with pytest.raises(grpc.aio.AioRpcError, match="moesaic token --scope admin") as refused:
-            await stub.Drain(pb.DrainRequest(), timeout=5, metadata=proof)
-        info = await stub.GetInfo(pb.GetInfoRequest(), timeout=5, metadata=proof)
+            await stub.Drain(pb.DrainRequest(), metadata=proof)
+        info = await stub.GetInfo(pb.GetInfoRequest(), metadata=proof)
 
     assert refused.value.code() is PERMISSION_DENIED
     assert "permission_denied" in str(as_error(refused.value, "a-0"))
@@ -146,7 +146,7 @@ async def test_a_stream_is_refused_before_anything_of_it_is_read(server):
 
     assert await first(SECRET) == "r"
     with pytest.raises(grpc.aio.AioRpcError, match=r"no token: .*MOESAIC_SECRET") as refused:
-        await asyncio.wait_for(first(NONE), 10)
+        await first(NONE)
     assert refused.value.code() is UNAUTHENTICATED
 
 
@@ -154,15 +154,15 @@ async def test_health_is_open_and_what_tells_how_a_service_is_built_is_not(serve
     async def codes(credentials: Credentials) -> list[grpc.StatusCode]:
         async with channel(server.address, credentials=credentials) as connection:
             health = health_pb2_grpc.HealthStub(connection)
-            watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=5)
+            watch = health.Watch(health_pb2.HealthCheckRequest())
             channelz = channelz_pb2_grpc.ChannelzStub(connection)
             reflection = reflection_pb2_grpc.ServerReflectionStub(connection)
             asked = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
             return [
-                await status_of(health.Check(health_pb2.HealthCheckRequest(), timeout=5)),
+                await status_of(health.Check(health_pb2.HealthCheckRequest())),
                 await status_of(watch.read()),
-                await status_of(channelz.GetServers(channelz_pb2.GetServersRequest(), timeout=5)),
-                await status_of(reflection.ServerReflectionInfo(asked, timeout=5).read()),
+                await status_of(channelz.GetServers(channelz_pb2.GetServersRequest())),
+                await status_of(reflection.ServerReflectionInfo(asked).read()),
             ]
 
     ok = grpc.StatusCode.OK
@@ -179,10 +179,12 @@ async def test_a_stranger_holds_no_call_open_by_sending_nothing(server, monkeypa
 
     async with channel(server.address, credentials=NONE) as connection:
         held = connection.stream_unary("/grpc.health.v1.Health/Check")
-        calls = [status_of(held(nothing(), timeout=20)) for _ in range(20)]
+        calls = [status_of(held(nothing())) for _ in range(20)]
         codes = await asyncio.gather(*calls)
+        # An honest call has all the time that a busy machine may need.
+        monkeypatch.setattr("moesaic.cluster.rpc.authentication._READ_S", 60.0)
         health = health_pb2_grpc.HealthStub(connection)
-        assert await health.Check(health_pb2.HealthCheckRequest(), timeout=5)
+        assert await health.Check(health_pb2.HealthCheckRequest())
 
     assert codes == [grpc.StatusCode.DEADLINE_EXCEEDED] * 20
 
@@ -196,7 +198,7 @@ async def test_the_own_calls_of_a_service_prove_what_its_settings_say():
     before = own_credentials()
     async with serving() as server, channel(server.address) as connection:
         stub = admin_pb2_grpc.AdminServiceStub(connection)
-        assert (await stub.GetInfo(pb.GetInfoRequest(), timeout=5)).worker_id == "a-0"
+        assert (await stub.GetInfo(pb.GetInfoRequest())).worker_id == "a-0"
 
     assert own_credentials() == before
 

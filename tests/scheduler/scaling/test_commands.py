@@ -50,7 +50,7 @@ async def test_what_makes_no_sense_is_refused_with_the_field_and_the_fix(suite: 
 async def test_a_setting_of_the_start_is_the_policy_until_an_operator_sets_one(suite: Any) -> None:
     scheduler = await suite.scheduler("--scaling", "advise", "--scaling-cool-down-s", "5")
     async with scheduler.stub() as stub:
-        found = await stub.GetScaling(pb.GetScalingRequest(), timeout=5)
+        found = await stub.GetScaling(pb.GetScalingRequest())
 
     assert (found.policy.mode, found.policy.cool_down_s) == ("advise", 5)
     assert (found.actuator, found.HasField("wish"), list(found.decisions)) == ("standby", False, [])
@@ -62,9 +62,9 @@ async def test_two_schedulers_have_one_policy(suite: Any) -> None:
     second = await suite.scheduler(worker_id="scheduler-1")
     async with first.stub() as leading, second.stub() as waiting:
         policy = pb.ScalingPolicy(mode="advise", interval_s=600)
-        await leading.SetScaling(pb.SetScalingRequest(policy=policy), timeout=5)
+        await leading.SetScaling(pb.SetScalingRequest(policy=policy))
         while True:
-            found = await waiting.GetScaling(pb.GetScalingRequest(), timeout=5)
+            found = await waiting.GetScaling(pb.GetScalingRequest())
             if found.policy.mode == "advise":
                 break
             await asyncio.sleep(0.05)
@@ -91,20 +91,20 @@ async def test_who_waits_for_a_shape_is_told_what_became_of_its_own_order(suite:
         registered(suite.bus, attention_worker(2, state="standby", standing_by=True)),
         scheduler.stub() as stub,
     ):
-        while (await stub.GetScaling(pb.GetScalingRequest(), timeout=5)).most.attention < 3:
+        while (await stub.GetScaling(pb.GetScalingRequest())).most.attention < 3:
             await asyncio.sleep(0.05)
 
         status, out, err = await run(address, "scale", "to", "1A0E", "--json")
         assert (status, json.loads(out)["decisions"]) == (0, []), err
 
         waiting = asyncio.create_task(run(address, "scale", "to", "2A0E", "--timeout", "60"))
-        while not (await stub.GetScaling(pb.GetScalingRequest(), timeout=5)).HasField("wish"):
+        while not (await stub.GetScaling(pb.GetScalingRequest())).HasField("wish"):
             await asyncio.sleep(0.05)
         again = pb.ScaleRequest(shape=pb.FleetShape(attention=2))
-        wish = (await stub.GetScaling(pb.GetScalingRequest(), timeout=5)).wish
-        assert (await stub.Scale(again, timeout=5)).decision_id == wish.decision_id
+        wish = (await stub.GetScaling(pb.GetScalingRequest())).wish
+        assert (await stub.Scale(again)).decision_id == wish.decision_id
 
         other = pb.ScaleRequest(shape=pb.FleetShape(attention=3))
-        assert (await stub.Scale(other, timeout=5)).decision_id not in ("", wish.decision_id)
+        assert (await stub.Scale(other)).decision_id not in ("", wish.decision_id)
         status, _, err = await waiting
         assert (status, "2A0E: another shape was wanted" in err) == (1, True), err
