@@ -1,16 +1,14 @@
 """The modes of an attention worker."""
 
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
-import torch
 
 import moesaic
-from moesaic.errors import InvalidInput
-from moesaic.models.configuration.config import load_config
 from moesaic.services.attention.modes import MODES
 from moesaic.services.attention.settings import AttentionSettings
+from tests.attention.mode_contract import ModeContract
 
 LIBRARY = Path(moesaic.__file__).parent
 
@@ -30,32 +28,73 @@ def test_no_mode_is_named_outside_the_files_of_modes(name: str) -> None:
     assert elsewhere == ["settings.py"]
 
 
-@pytest.mark.parametrize(
-    ("dispatch", "more"),
-    [
-        ("local", {"offload": True}),
-        ("gathered", {"share": "0/2"}),
-        ("gathered", {"share": "0/1", "offload": True}),
-        ("routed", {"offload": True}),
-    ],
-)
-def test_experts_that_need_more_memory_than_was_given_are_refused_before_a_worker_is_opened(
-    tiny_model: Any, dispatch: str, more: dict[str, Any]
-) -> None:
-    config = load_config(tiny_model.directory)
-    given = {"model": str(tiny_model.directory), "dispatch": dispatch, **more}
-    enough = AttentionSettings(**given)
-    too_little = AttentionSettings(**given, expert_memory_bytes=1)
-
-    with torch.inference_mode():
-        assert callable(MODES[dispatch](enough, config))
-        with pytest.raises(InvalidInput, match=r"expert.memory.bytes"):
-            MODES[dispatch](too_little, config)
-
-
 def test_services_open_their_networks_in_one_place() -> None:
     services = (LIBRARY / "services").resolve()
     files = [*LIBRARY.rglob("*.py"), *services.rglob("*.py")]
     opening = {file.name for file in files if "UcxNetwork(" in file.read_text()}
 
     assert opening == {"opening.py"}
+
+
+TOO_LITTLE = ({"expert_memory_bytes": 1}, r"expert.memory.bytes")
+NO_SUCH_SHARE = ({"share": "2/2"}, "the first of two")
+NO_ROWS_TRAVEL = ({"wire_dtype": "int8"}, "no rows travel")
+SHARES = ({"share": "0/2"}, {"share": "1/2"})
+
+
+class TestLocal(ModeContract):
+    dispatch = "local"
+    refused = (NO_ROWS_TRAVEL,)
+
+
+class TestLocalOffload(ModeContract):
+    dispatch, hows = "local", ({"offload": True},)
+    refused = (
+        TOO_LITTLE,
+        ({"device": "cuda"}, "need --device cpu"),
+    )
+
+
+class TestRouted(ModeContract):
+    dispatch, hows, placed = "routed", ({"exchange": "direct", "micro_batches": 2},), True
+    refused = (({"decode_graph_tokens": 64}, "a CUDA --device"),)
+
+
+class TestTwoPhase(ModeContract):
+    """Two workers of a node bring rows together that go to another node."""
+
+    dispatch, hows, placed, listens = "routed", ({"exchange": "reduce"},) * 2, True, True
+    refused = (({"deterministic": True}, "--exchange direct"),)
+
+
+class TestEither(ModeContract):
+    dispatch, hows, placed = "routed", ({"offload": True},), True
+    refused = (
+        TOO_LITTLE,
+        ({"device": "cuda"}, "need --device cpu"),
+    )
+
+
+class TestGathered(ModeContract):
+    dispatch, hows, listens = "gathered", SHARES, True
+    refused = (
+        TOO_LITTLE,
+        NO_SUCH_SHARE,
+        NO_ROWS_TRAVEL,
+    )
+
+
+class TestGatheredAlone(ModeContract):
+    """The only share needs no peers, and comes from a file."""
+
+    dispatch, hows = "gathered", ({"offload": True},)
+    refused = (TOO_LITTLE,)
+
+
+class TestAllToAll(ModeContract):
+    dispatch, hows, listens = "all-to-all", SHARES, True
+    refused = (
+        ({"offload": True}, "--offload needs"),
+        NO_SUCH_SHARE,
+        NO_ROWS_TRAVEL,
+    )
