@@ -34,12 +34,16 @@ def test_results_come_out_in_order_as_soon_as_none_is_missing(order: list[int]) 
 
 async def test_every_line_gets_its_result_whatever_takes_how_long() -> None:
     chance, written, running, most = random.Random(3), [], 0, 0
+    together = asyncio.Barrier(7)
 
     async def ask(asked: BatchRequest) -> Result:
         nonlocal running, most
         running += 1
         most = max(most, running)
-        await asyncio.sleep(chance.random() / 500)
+        if asked.number < 7:
+            await together.wait()
+        for _ in range(chance.randrange(8)):
+            await asyncio.sleep(0)
         running -= 1
         return result(asked.number)
 
@@ -53,7 +57,7 @@ async def test_every_line_gets_its_result_whatever_takes_how_long() -> None:
 
 
 async def test_behind_a_slow_request_no_more_than_the_window_is_held_back() -> None:
-    release, taken = asyncio.Event(), 0
+    release, asked_last, taken = asyncio.Event(), asyncio.Event(), 0
 
     def lines() -> Iterator[Line]:
         nonlocal taken
@@ -63,13 +67,16 @@ async def test_behind_a_slow_request_no_more_than_the_window_is_held_back() -> N
     async def ask(asked: BatchRequest) -> Result:
         if asked.number == 1:
             await release.wait()
+        if asked.number == 2 * HELD_PER_REQUEST:
+            asked_last.set()
         return result(asked.number)
 
     written: list[Result] = []
     answering = asyncio.create_task(answer_all(lines(), ask, written.extend, 2))
-    while taken < 2 * HELD_PER_REQUEST:
-        await asyncio.sleep(0.001)
-    await asyncio.sleep(0.05)
+    await asked_last.wait()
+    # Whoever went on would read the next lines in a thread, as this does.
+    for _ in range(3):
+        await asyncio.to_thread(int)
 
     assert taken == 2 * HELD_PER_REQUEST
     assert written == []
@@ -98,7 +105,7 @@ async def test_a_write_under_way_is_finished_before_a_cancelled_run_is_over() ->
 
     def write(results: Sequence[Result]) -> None:
         begun.set()
-        go_on.wait(10)
+        go_on.wait(60)
         written.extend(results)
 
     async def ask(asked: BatchRequest) -> Result:
@@ -106,10 +113,10 @@ async def test_a_write_under_way_is_finished_before_a_cancelled_run_is_over() ->
 
     running = asyncio.create_task(answer_all(map(request, range(1)), ask, write, 1))
     await asyncio.to_thread(begun.wait)
-    running.cancel()
-    await asyncio.sleep(0.02)
-    running.cancel()
-    await asyncio.sleep(0.02)
+    for _ in range(2):
+        running.cancel()
+        for _ in range(10):
+            await asyncio.sleep(0)
 
     assert not running.done()
     go_on.set()

@@ -1,11 +1,11 @@
 """An agent whose steps take more than was planned for keeps so much free from then on."""
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from moesaic.cluster.waiting.changes import Changes
 from moesaic.errors import InvalidInput
 from moesaic.services.edge_agent import limit as limits
 from moesaic.services.edge_agent.limit import MemoryLimit
@@ -39,18 +39,33 @@ class Lease:
         self.told.append(facts["num_slots"])
 
 
+class Profiler(Changes):
+    """Says what a test has it say; a change each time it is asked."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__()
+        self.site, self.taken_bytes = site, 0
+
+    @property
+    def used_bytes(self) -> int:
+        self.note_change()
+        return self.taken_bytes
+
+
 class Kept:
     """An agent's limit with a process that takes as much memory as a test says."""
 
     def __init__(self) -> None:
         self.site, self.lease = Site(), Lease()
-        self.profiler: Any = SimpleNamespace(site=self.site, used_bytes=0)
+        self.profiler = Profiler(self.site)
         self.limit = MemoryLimit(self.profiler, self.lease)  # type: ignore[arg-type]  # stands in
 
     async def takes(self, used_bytes: int) -> None:
-        self.profiler.used_bytes = used_bytes
+        self.profiler.taken_bytes = used_bytes
         keeping = asyncio.create_task(self.limit.keep())
-        await asyncio.sleep(0.05)
+        # Each look asks twice at most.
+        for _ in range(6):
+            await self.profiler.changed()
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
 
