@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from moesaic.dispatch.contract import Step
 from moesaic.dispatch.local import LocalDispatcher
+from moesaic.dispatch.rungs import LoadedRung
 from moesaic.engine.computing import Shortcut
 from moesaic.engine.engine import Engine
 from moesaic.engine.sequences.requests import (
@@ -50,16 +52,22 @@ class FlakyDispatcher(LocalDispatcher):
 
     failures = 0
     gone = False
+    has_lost = False  # some experts of the rung are served by united ones alone
     turns = 0  # of the event loop that a layer takes, as if its experts were elsewhere
 
     def __init__(self, *how: Any) -> None:
         super().__init__(*how)
         self.asked: list[tuple[int, int]] = []  # layer, rows
+        self.sought = asyncio.Event()  # no step could begin, and the engine waits
 
     def begin_step(self) -> Step:
         if self.gone:
             raise NotReady("the experts were taken away", code="expert_unavailable")
-        return super().begin_step()
+        return replace(super().begin_step(), has_lost=self.has_lost)
+
+    def adopt(self, loaded: LoadedRung | None) -> None:
+        super().adopt(loaded)
+        self.has_lost = False
 
     async def dispatch(
         self,
@@ -78,20 +86,50 @@ class FlakyDispatcher(LocalDispatcher):
 
     async def reachable(self) -> None:
         if self.gone:
+            self.sought.set()
             await asyncio.Event().wait()
 
 
 class Rig:
-    """An engine, its dispatcher, and the events it told."""
+    """An engine, its dispatcher, and the events it told.
 
-    def __init__(self, engine: Engine, dispatcher: FlakyDispatcher, events: list[Event]) -> None:
-        self.engine, self.dispatcher, self.events = engine, dispatcher, events
+    Attributes:
+        calls: how many events were told at once.
+    """
+
+    engine: Engine
+    dispatcher: FlakyDispatcher
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.calls: list[int] = []
+        self._told = asyncio.Event()
+
+    def tell(self, events: list[Event]) -> None:
+        """Take the events that the engine tells."""
+        self.events.extend(events)
+        self.calls.append(len(events))
+        self._told.set()
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Wait until a condition holds of what was told."""
+        while not condition():
+            self._told.clear()
+            await self._told.wait()
 
     async def ended(self, *names: str) -> None:
-        while not set(names) <= {
-            e.key.request_id for e in self.events if isinstance(e, FinishEvent | FailureEvent)
-        }:
-            await asyncio.sleep(0.001)
+        """Wait until these requests have ended."""
+        left, seen = set(names), 0
+
+        def all_ended() -> bool:
+            nonlocal seen
+            for event in self.events[seen:]:
+                if isinstance(event, FinishEvent | FailureEvent):
+                    left.discard(event.key.request_id)
+            seen = len(self.events)
+            return not left
+
+        await self.until(all_ended)
 
     def submit(
         self, name: str, tokens: Sequence[int], task: GenerationTask | ScoringTask, **more: Any
@@ -134,13 +172,14 @@ async def rig(
     checkpoint, config = Checkpoint(tiny_model.directory), load_config(tiny_model.directory)
     decoder = Decoder.load(checkpoint, config, torch.float32, CPU)
     dispatcher = FlakyDispatcher(checkpoint, config, torch.float32, CPU)
-    events: list[Event] = []
-    engine = Engine(
+    r = Rig()
+    r.dispatcher = dispatcher
+    r.engine = engine = Engine(
         decoder,
         dispatcher,
         limits,
         num_blocks,
-        events.extend,
+        r.tell,
         recovery_s,
         hasher,
         micro_batches=micro_batches,
@@ -149,7 +188,7 @@ async def rig(
     )
     running = asyncio.create_task(engine.run())
     try:
-        yield Rig(engine, dispatcher, events)
+        yield r
         assert engine.load().kv_blocks_used == 0
         assert engine.load().num_running == engine.load().num_waiting == 0
         assert engine.batcher.sweeps.area.num_used == 0

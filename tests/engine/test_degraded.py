@@ -219,7 +219,7 @@ def lose(r: Rig, experts: list[int]) -> None:
     lost[experts] = True
     layers = {layer: replace(each, lost=lost) for layer, each in loaded.layers.items()}
     r.dispatcher.adopt(LoadedRung(PAIRS, layers, loaded.united))
-    r.dispatcher._step = replace(r.dispatcher._step, has_lost=True)
+    r.dispatcher.has_lost = True
 
 
 async def test_while_experts_are_lost_standard_requests_go_on_and_exact_ones_wait(
@@ -229,8 +229,7 @@ async def test_while_experts_are_lost_standard_requests_go_on_and_exact_ones_wai
     task = replace(TASK, max_tokens=40)
     async with rig(tiny_model) as r:
         r.submit("exact under way", PROMPTS["r0"], task, min_threshold=1.0)
-        while len(answer(r, "exact under way")) < 3:
-            await asyncio.sleep(0)
+        await r.until(lambda: len(answer(r, "exact under way")) >= 3)
         lose(r, [0, 1, 2, 3])
         r.submit("exact", PROMPTS["r1"], TASK, min_threshold=1.0)
         r.submit("some", PROMPTS["r2"], TASK, min_threshold=0.3)
@@ -238,7 +237,8 @@ async def test_while_experts_are_lost_standard_requests_go_on_and_exact_ones_wai
         r.submit("standard", PROMPTS["r3"], TASK)
         await r.ended("standard")
         begun = len(answer(r, "exact under way"))
-        await asyncio.sleep(0.05)
+        r.submit("another standard one", PROMPTS["r3"], TASK)
+        await r.ended("another standard one")
 
         told = finish(r, "standard").degradation
         assert told.mean_threshold == 1

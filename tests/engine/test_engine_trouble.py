@@ -26,8 +26,7 @@ async def test_a_failed_step_is_run_again_and_nobody_notices(tiny_model: Any) ->
         for name, tokens in asked.items():
             r.submit(name, tokens, GenerationTask(max_tokens=8))
         r.submit("score", [4, 5, 6], ScoringTask(((7, 8), (9,))))
-        while len(r.events) < 10:
-            await asyncio.sleep(0)
+        await r.until(lambda: len(r.events) >= 10)
         r.dispatcher.failures = 5
         await r.ended(*asked, "score")
 
@@ -39,7 +38,7 @@ async def test_requests_wait_for_experts_that_come_back(tiny_model: Any) -> None
     async with rig(tiny_model) as r:
         r.dispatcher.gone = True
         r.submit("patient", [4, 5, 6], GenerationTask(max_tokens=3))
-        await asyncio.sleep(0.2)
+        await r.dispatcher.sought.wait()
         assert not r.events
         r.dispatcher.gone = False
         await r.ended("patient")
@@ -103,8 +102,7 @@ async def test_a_cancelled_request_tells_nothing_more(tiny_model: Any) -> None:
     async with rig(tiny_model) as r:
         r.submit("unwanted", [4, 5], GenerationTask(max_tokens=200))
         r.submit("wanted", [4, 5], GenerationTask(max_tokens=20))
-        while not r.events:
-            await asyncio.sleep(0)
+        await r.until(lambda: r.events)
         r.engine.cancel(RequestKey("unwanted"))
         told = len(r.tokens("unwanted"))
         await r.ended("wanted")
@@ -120,11 +118,10 @@ async def test_who_waited_for_a_turn_has_not_waited_for_experts(tiny_model: Any)
         for name in names:
             r.submit(name, [4, 5, 6], GenerationTask(max_tokens=8))
         everything = r.engine.batcher.unfinished
-        while not all(sequence.stalled_since_s for sequence in everything()):
-            await asyncio.sleep(0.001)
+        await r.dispatcher.sought.wait()
+        assert all(sequence.stalled_since_s for sequence in everything())
         r.dispatcher.gone = False
-        while not r.events:
-            await asyncio.sleep(0)
+        await r.until(lambda: r.events)
 
         assert r.engine.batcher.waiting
         assert not any(sequence.stalled_since_s for sequence in everything())

@@ -16,7 +16,7 @@ from moesaic.engine.sequences.requests import (
     RequestKey,
     TokenEvent,
 )
-from tests.engine.rig import rig
+from tests.engine.rig import Rig, rig
 
 NUM_LAYERS = 3  # of the tiny model
 
@@ -66,32 +66,34 @@ def test_nothing_is_lost_doubled_reordered_or_late(data: st.DataObject) -> None:
             assert told_s == came_s  # that an answer has begun is told at once
 
 
+async def steps_taken(r: Rig, count: int) -> None:
+    """Wait for so many steps, of which nothing may be told."""
+    end = len(r.dispatcher.asked) + count * NUM_LAYERS
+    while len(r.dispatcher.asked) < end:
+        await asyncio.sleep(0)
+
+
 async def test_an_engine_tells_patient_requests_seldom_and_others_at_once(tiny_model: Any) -> None:
-    calls: list[list[Event]] = []
     async with rig(tiny_model) as r:
-        teller = r.engine._teller
-        emit = teller._emit
-        teller._emit = lambda events: (calls.append(list(events)), emit(events))[1]  # type: ignore[assignment]
         task = GenerationTask(max_tokens=20, patience_s=60.0)
         r.submit("patient", [4, 5, 6], task)
         await r.ended("patient")
 
         assert r.tokens("patient") == tiny_model.greedy([4, 5, 6], 20)
-        assert [len(call) for call in calls] == [1, 20]  # the first token; the others with the end
-        calls.clear()
+        assert r.calls == [1, 20]  # the first token; the others with the end
+        r.calls.clear()
         r.submit("impatient", [4, 5, 6], replace(task, patience_s=0.0))
         await r.ended("impatient")
 
         assert r.tokens("impatient") == r.tokens("patient")
-        assert len(calls) >= 20
+        assert len(r.calls) >= 20
 
 
 async def test_a_cancelled_request_is_told_nothing_more(tiny_model: Any) -> None:
     async with rig(tiny_model) as r:
         r.submit("patient", [4, 5, 6], GenerationTask(max_tokens=60, patience_s=60.0))
         r.submit("other", [4, 5, 6], GenerationTask(max_tokens=60))
-        while sum(e.key.request_id == "other" for e in r.events) < 10:
-            await asyncio.sleep(0)
+        await r.until(lambda: len(r.tokens("other")) >= 10)
         r.engine.cancel(RequestKey("patient"))
         await r.ended("other")
 
@@ -101,13 +103,10 @@ async def test_a_cancelled_request_is_told_nothing_more(tiny_model: Any) -> None
 async def test_what_is_held_is_told_when_experts_cannot_be_reached(tiny_model: Any) -> None:
     async with rig(tiny_model) as r:
         r.submit("patient", [4, 5, 6], GenerationTask(max_tokens=60, patience_s=60.0))
-        while not r.events:
-            await asyncio.sleep(0)
-        for _ in range(50):
-            await asyncio.sleep(0)
+        await r.until(lambda: r.events)
+        await steps_taken(r, 3)
         r.dispatcher.gone = True
-        while len(r.events) < 2:
-            await asyncio.sleep(0)
+        await r.until(lambda: len(r.events) > 1)
         r.dispatcher.gone = False
         await r.ended("patient")
 
@@ -119,15 +118,9 @@ async def test_a_step_that_takes_long_does_not_keep_what_was_held_before_it(
 ) -> None:
     async with rig(tiny_model) as r:
         r.submit("patient", [4, 5, 6], GenerationTask(max_tokens=60, patience_s=0.5))
-        while not r.events:
-            await asyncio.sleep(0)
-        done = len(r.dispatcher.asked)
-        while len(r.dispatcher.asked) < done + 3 * NUM_LAYERS:
-            await asyncio.sleep(0)
+        await steps_taken(r, 4)
         r.dispatcher.turns = 1 << 30  # the next step waits for its experts, as if for ever
-        before = len(r.events)
-        async with asyncio.timeout(10):
-            while len(r.events) == before:
-                await asyncio.sleep(0.001)
+        num_computed = len(r.dispatcher.asked) // NUM_LAYERS
+        await r.until(lambda: len(r.tokens("patient")) == num_computed)
         r.engine.cancel(RequestKey("patient"))
         r.dispatcher.turns = 0

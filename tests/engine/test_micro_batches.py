@@ -137,6 +137,7 @@ async def test_a_part_that_fails_makes_the_step_run_again_and_nobody_notices(
 async def test_when_one_fails_the_others_stop_at_their_next_experts_and_are_not_cancelled() -> None:
     ended: list[str] = []
     asked: list[int] = []
+    failed = asyncio.Event()
 
     async def forward(batch: int, moe: Any) -> Tensor:
         try:
@@ -152,9 +153,11 @@ async def test_when_one_fails_the_others_stop_at_their_next_experts_and_are_not_
         batch = int(hidden)
         asked.append(batch)
         await asyncio.sleep(0)
-        if batch == 1 and layer == 1:
-            raise ExpertUnavailable(layer, cause="test")
-        await asyncio.sleep(0.01)
+        if layer == 1:
+            if batch == 1:
+                failed.set()
+                raise ExpertUnavailable(layer, cause="test")
+            await failed.wait()
         return hidden
 
     with pytest.raises(ExpertUnavailable):
@@ -165,8 +168,12 @@ async def test_when_one_fails_the_others_stop_at_their_next_experts_and_are_not_
 
 
 async def test_results_come_in_the_order_of_the_batches() -> None:
+    ended = [asyncio.Event() for _ in range(3)]
+
     async def forward(batch: int, moe: Any) -> Tensor:
-        await asyncio.sleep(0.02 * (2 - batch))
+        if batch < 2:
+            await ended[batch + 1].wait()
+        ended[batch].set()
         return torch.tensor([batch])
 
     async def moe(layer: int, hidden: Tensor) -> Tensor:

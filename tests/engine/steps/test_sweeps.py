@@ -109,8 +109,7 @@ async def test_layers_are_computed_one_after_the_other_in_parts(tiny_model: Any)
 async def test_an_answer_goes_on_between_the_parts_of_a_layer(tiny_model: Any) -> None:
     async with rig(tiny_model) as r:
         r.submit("answer", [4, 5, 6], GenerationTask(max_tokens=60))
-        while not r.events:
-            await asyncio.sleep(0)
+        await r.until(lambda: r.events)
         del r.dispatcher.asked[:]
         r.submit("free", tokens_of(1, 240), FREE)
         await r.ended("answer", "free")
