@@ -1,13 +1,18 @@
 """Networks with memory of a device: the CPU's here, as the same code uses it."""
 
+import weakref
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from moesaic.transport.frame import Frame, FrameLimits
+from moesaic.transport.ucx import bindings, parcels
 from moesaic.transport.ucx.network import UcxNetwork
+from moesaic.transport.ucx.parcels import ParcelSender, UcxParcels
 from tests.transport.conftest import LIMITS, SECRET
 
 CPU = torch.device("cpu")
@@ -32,6 +37,57 @@ async def open_one(transports: str) -> AsyncIterator[Callable[..., UcxNetwork]]:
     yield make
     for network in opened:
         await network.close()
+
+
+@dataclass
+class Carrier:
+    """Parcels of one connection at one side, and what sends for them."""
+
+    parcels: UcxParcels
+    sender: ParcelSender
+
+    def hold_parcels(self) -> list[tuple[Any, int]]:
+        """From now on frames leave, and their parcels are kept here."""
+        start, held = self.sender.start, list[tuple[Any, int]]()
+
+        def start_frames(memory: Any, tag: int) -> None:
+            if tag & parcels.PARCEL:
+                held.append((memory, tag))
+            else:
+                start(memory, tag)
+
+        self.sender.start = start_frames  # type: ignore[method-assign]
+        return held
+
+    def note_taken(self) -> list["weakref.ref[Tensor]"]:
+        """The memory that is taken for parcels from now on, as long as somebody holds it."""
+        take, taken = self.parcels.memory.take, list["weakref.ref[Tensor]"]()
+
+        def note(*size: Any) -> Tensor:
+            tensor = take(*size)
+            taken.append(weakref.ref(tensor))
+            return tensor
+
+        self.parcels.memory.take = note  # type: ignore[method-assign]
+        return taken
+
+
+@pytest.fixture
+def carriers(monkeypatch: pytest.MonkeyPatch) -> list[Carrier]:
+    """Those that this process makes from now on. A listener makes the one of a connection before the dialler."""
+    made: list[Carrier] = []
+
+    def note(sender: ParcelSender, *rest: Any) -> UcxParcels:
+        made.append(Carrier(UcxParcels(sender, *rest), sender))
+        return made[-1].parcels
+
+    monkeypatch.setattr(bindings, "UcxParcels", note)
+    return made
+
+
+def is_free(taken: list["weakref.ref[Tensor]"]) -> bool:
+    """True if nobody holds any of the memory."""
+    return all(each() is None for each in taken)
 
 
 async def echo(request: Frame) -> Frame:

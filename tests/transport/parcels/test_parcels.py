@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import os
-import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -16,7 +15,8 @@ from moesaic.transport.frame import Frame, FrameKind, FrameLimits
 from moesaic.transport.tensor_table import CODE_OF_DTYPE
 from moesaic.transport.ucx import parcels
 from moesaic.transport.ucx.network import UcxNetwork
-from tests.transport.parcels.conftest import echo
+from tests.transport.linked import HANG_S, Deadlines
+from tests.transport.parcels.conftest import Carrier, echo, is_free
 
 Open = Callable[..., UcxNetwork]
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
@@ -35,35 +35,7 @@ def request(tensors: list[Tensor], seq: int = 1, num_parcels: int = 1) -> Frame:
 async def linked(open_one: Open, handler: Any = echo, **far: Any) -> tuple[UcxNetwork, Any]:
     address = await open_one("far", **far).listen("127.0.0.1", 0, handler)
     near = open_one("near")
-    return near, await near.connect(address, "far", 10.0)
-
-
-def hold_parcels(carrier: Any) -> list[tuple[Any, int]]:
-    """From now on frames leave, and their parcels are kept here."""
-    start, held = carrier._sender.start, []
-
-    def start_frames(memory: Any, tag: int) -> None:
-        if tag & parcels.PARCEL:
-            held.append((memory, tag))
-        else:
-            start(memory, tag)
-
-    carrier._sender.start = start_frames
-    return held
-
-
-@pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Those that carry parcels, near and far."""
-    made: list[Any] = []
-    initialise = parcels.UcxParcels.__init__
-
-    def note(self: Any, *arguments: Any) -> None:
-        initialise(self, *arguments)
-        made.append(self)
-
-    monkeypatch.setattr(parcels.UcxParcels, "__init__", note)
-    return made
+    return near, await near.connect(address, "far", HANG_S)
 
 
 @pytest.mark.parametrize("dtype", list(CODE_OF_DTYPE))
@@ -72,7 +44,7 @@ async def test_tensors_of_every_dtype_go_and_come_back(open_one: Open, dtype: to
     rows = torch.randint(-100, 100, (300, 257)).to(dtype)
     rest = torch.arange(5).unsqueeze(0)
 
-    [reply] = await near.exchange([(link, request([rows, rest]))], 10.0)
+    [reply] = await near.exchange([(link, request([rows, rest]))], HANG_S)
 
     assert isinstance(reply, Frame)
     assert reply.parcels == 1
@@ -85,7 +57,7 @@ async def test_tensors_of_any_size_travel_apart(open_one: Open, shape: tuple[int
     near, link = await linked(open_one)
     tensors = [torch.randn(shape), torch.empty(0, 8), torch.randn(2, 2)]
 
-    [reply] = await near.exchange([(link, request(tensors, num_parcels=3))], 30.0)
+    [reply] = await near.exchange([(link, request(tensors, num_parcels=3))], HANG_S)
 
     assert isinstance(reply, Frame)
     for came, went in zip(reply.tensors, tensors, strict=True):
@@ -94,7 +66,8 @@ async def test_tensors_of_any_size_travel_apart(open_one: Open, shape: tuple[int
 
 async def test_many_frames_under_way_at_once_keep_their_own_tensors(open_one: Open) -> None:
     async def answer_in_another_order(asked: Frame) -> Frame:
-        await asyncio.sleep(0.001 * (asked.seq * 7 % 11))
+        for _ in range(asked.seq * 7 % 11):
+            await asyncio.sleep(0)
         return asked.reply(asked.tensors, parcels=1)
 
     near, link = await linked(open_one, answer_in_another_order)
@@ -105,7 +78,7 @@ async def test_many_frames_under_way_at_once_keep_their_own_tensors(open_one: Op
         for seq in range(60)
     ]
 
-    replies = await near.exchange([(link, frame) for frame in asked], 30.0)
+    replies = await near.exchange([(link, frame) for frame in asked], HANG_S)
 
     for frame, reply in zip(asked, replies, strict=True):
         assert isinstance(reply, Frame)
@@ -120,7 +93,7 @@ async def test_numbers_of_parcels_begin_again(
     for seq in range(30):
         rows = torch.full((2, 4), float(seq))
 
-        [reply] = await near.exchange([(link, request([rows], seq))], 10.0)
+        [reply] = await near.exchange([(link, request([rows], seq))], HANG_S)
 
         assert isinstance(reply, Frame)
         assert torch.equal(reply.tensors[0], rows)
@@ -133,10 +106,10 @@ async def test_where_one_side_cannot_tensors_travel_within_frames(
     far_device = None if near_device else torch.device("cpu")
     address = await open_one("far", far_device).listen("127.0.0.1", 0, echo)
     near = open_one("near", near_device)
-    link: Any = await near.connect(address, "far", 10.0)
+    link: Any = await near.connect(address, "far", HANG_S)
     rows = torch.randn(9, 33)
 
-    [reply] = await near.exchange([(link, request([rows]))], 10.0)
+    [reply] = await near.exchange([(link, request([rows]))], HANG_S)
 
     assert link.memory is None
     assert isinstance(reply, Frame)
@@ -146,61 +119,57 @@ async def test_where_one_side_cannot_tensors_travel_within_frames(
 
 @pytest.mark.parametrize("shape", [(65, 8), (8, 65), (64, 64)])
 async def test_tensors_beyond_the_bounds_take_no_memory(
-    open_one: Open, kept: list[Any], shape: tuple[int, int]
+    open_one: Open, carriers: list[Carrier], shape: tuple[int, int]
 ) -> None:
     limits = FrameLimits(max_rows=64, max_cols=64, max_bytes=64 * 64 * 4)  # the header is too much
     near, link = await linked(open_one, limits=limits)
-    taken: list[tuple[int, ...]] = []
-    for each in kept:
-        each.memory.take = lambda *size: taken.append(size)
+    taken = [each.note_taken() for each in carriers]
 
-    [outcome] = await near.exchange([(link, request([torch.zeros(shape)]))], 10.0)
+    [outcome] = await near.exchange([(link, request([torch.zeros(shape)]))], HANG_S)
 
     assert isinstance(outcome, PeerLost)
-    assert not taken
+    assert taken == [[], []]
 
 
 async def test_a_tensor_with_gaps_is_refused_before_anything_is_sent(open_one: Open) -> None:
     near, link = await linked(open_one)
 
-    [outcome] = await near.exchange([(link, request([torch.zeros(4, 8)[:, :4]]))], 10.0)
+    [outcome] = await near.exchange([(link, request([torch.zeros(4, 8)[:, :4]]))], HANG_S)
 
     assert isinstance(outcome, InvalidInput)
     assert link.alive
 
 
 async def test_a_frame_whose_tensors_never_come_ends_the_link_and_gives_memory_back(
-    open_one: Open, kept: list[Any], monkeypatch: pytest.MonkeyPatch, until: Until
+    open_one: Open, carriers: list[Carrier], monkeypatch: pytest.MonkeyPatch, until: Until
 ) -> None:
     monkeypatch.setattr(parcels, "PATIENCE_S", 0.3)
     near, link = await linked(open_one)
-    taken: list[weakref.ref[Tensor]] = []
-    far = next(each for each in kept if each is not link._wire.parcels)
-    take = far.memory.take
+    far_side, near_side = carriers
+    taken = far_side.note_taken()
+    near_side.hold_parcels()
 
-    def note(*size: Any) -> Tensor:
-        tensor = take(*size)
-        taken.append(weakref.ref(tensor))
-        return tensor
-
-    far.memory.take = note
-    hold_parcels(link._wire.parcels)
-
-    [outcome] = await near.exchange([(link, request([torch.zeros(4, 8)]))], 10.0)
+    [outcome] = await near.exchange([(link, request([torch.zeros(4, 8)]))], HANG_S)
 
     assert isinstance(outcome, PeerLost)
+    assert len(taken) == 1
     gc.collect()
-    await until(lambda: taken[0]() is None)
+    await until(lambda: is_free(taken))
 
 
 async def test_tensors_that_come_after_their_deadline_reach_nobody(
-    open_one: Open, kept: list[Any], until: Until
+    open_one: Open, carriers: list[Carrier], until: Until, deadlines: Deadlines
 ) -> None:
     near, link = await linked(open_one)
-    far = next(each for each in kept if each is not link._wire.parcels)
-    start, held = far._sender.start, hold_parcels(far)
+    far_side, near_side = carriers
+    start, held = far_side.sender.start, far_side.hold_parcels()
+    taken = near_side.note_taken()
+    asking = near.exchange([(link, request([torch.zeros(4, 8)]))], deadlines.SECONDS)
+    exchange = asyncio.create_task(asking)
+    await until(lambda: len(taken) == 1)  # the frame is here, its tensor is not
 
-    [outcome] = await near.exchange([(link, request([torch.zeros(4, 8)]))], 0.2)
+    deadlines.expire()
+    [outcome] = await exchange
 
     assert isinstance(outcome, DeadlineExceeded)
     assert not link.alive
@@ -208,24 +177,31 @@ async def test_tensors_that_come_after_their_deadline_reach_nobody(
         start(*parcel)
     assert len(held) == 1
     address = await open_one("other").listen("127.0.0.1", 0, echo)
-    again = await near.connect(address, "other", 10.0)
+    again = await near.connect(address, "other", HANG_S)
     rows = torch.ones(4, 8)
-    [reply] = await near.exchange([(again, request([rows]))], 10.0)
+    [reply] = await near.exchange([(again, request([rows]))], HANG_S)
     assert isinstance(reply, Frame)
     assert torch.equal(reply.tensors[0], rows)
-    assert not link._wire.parcels._wanted
+    await until(lambda: is_free(taken[:1]))
 
 
 async def test_tensors_may_come_before_their_frame(
-    open_one: Open, kept: list[Any], monkeypatch: pytest.MonkeyPatch
+    open_one: Open, carriers: list[Carrier], until: Until
 ) -> None:
     near, link = await linked(open_one)
-    endpoint = link._wire.parcels._sender
-    send, late = endpoint.send, []
-    endpoint.send = late.append
-    exchange = asyncio.create_task(near.exchange([(link, request([torch.ones(4, 8)]))], 10.0))
-    await asyncio.sleep(0.1)
-    endpoint.send = send
+    far_side, near_side = carriers
+    send, late = near_side.sender.send, list[bytearray]()
+    arrived, early = far_side.parcels.arrived, list[Any]()
+
+    def note(found: Any) -> None:
+        early.append(found)
+        arrived(found)
+
+    near_side.sender.send, far_side.parcels.arrived = late.append, note  # type: ignore[method-assign]
+    asking = near.exchange([(link, request([torch.ones(4, 8)]))], HANG_S)
+    exchange = asyncio.create_task(asking)
+    await until(lambda: len(early) == 1)
+    near_side.sender.send = send  # type: ignore[method-assign]
 
     send(late[0])
 

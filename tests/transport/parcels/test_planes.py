@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from moesaic.transport.contract import Handler
 from moesaic.transport.ucx import network as network_module
 from moesaic.transport.ucx import planes
 from moesaic.transport.ucx.bindings import UCXError, UcxWorker
@@ -19,6 +20,7 @@ from moesaic.transport.ucx.planes import (
     shared_memory_id,
 )
 from tests.transport.conftest import LIMITS, SECRET
+from tests.transport.linked import HANG_S
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 OTHERS = {"auto": ["shm", "net"], "tcp": ["net"], "shm": ["shm"], "ring": []}
@@ -59,8 +61,9 @@ def test_shared_memory_carries_none_between_hosts() -> None:
 
 @pytest.mark.parametrize("tls", ["tcp", "posix,sysv"])
 async def test_there_is_none_for_a_gpu_where_ucx_is_told_to_leave_cuda_out(
-    tls: str, monkeypatch: pytest.MonkeyPatch
+    tls: str, echo: Handler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    far = UcxNetwork("far", "expert", SECRET, LIMITS, "tcp", device=CPU)
     monkeypatch.setenv("UCX_TLS", tls)
     memory: Any = SimpleNamespace(device=CUDA)
     with pytest.raises(UCXError, match="CUDA"):
@@ -70,5 +73,8 @@ async def test_there_is_none_for_a_gpu_where_ucx_is_told_to_leave_cuda_out(
 
     near = UcxNetwork("near", "expert", SECRET, LIMITS, "tcp", device=CUDA)
 
-    assert list(near._planes) == ["net"]
+    link: Any = await near.connect(await far.listen("127.0.0.1", 0, echo), "far", HANG_S)
+
+    assert link.memory is None
     await near.close()
+    await far.close()
