@@ -3,6 +3,7 @@
 import itertools
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -122,16 +123,15 @@ def test_actions_keep_their_distance_and_none_is_taken_back_early_unless_targets
             assert is_missed(state)
 
 
-def test_a_steady_load_is_hardly_followed_in_its_noise() -> None:
+# Seed 3 leads to the most actions of these.
+@pytest.mark.parametrize("seed", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in range(3))])
+def test_a_steady_load_is_hardly_followed_in_its_noise(seed: int) -> None:
     policy = ScalingPolicy(mode="auto", window_s=WINDOW_S, cool_down_s=20.0)
     rates = [10.0] * 90  # a quarter of an hour
 
-    for seed in range(4):
-        done = over_time(
-            Scaler(TIMES, LIMITS), policy, rates, 10.0, np.random.default_rng(seed), False
-        )
+    done = over_time(Scaler(TIMES, LIMITS), policy, rates, 10.0, np.random.default_rng(seed), False)
 
-        assert len(done) <= 3
+    assert len(done) <= 3
 
 
 def test_a_load_that_doubles_and_halves_is_followed_both_ways() -> None:
