@@ -325,6 +325,7 @@ async def test_plans_to_stay_do_not_drive_what_was_done_out_of_the_log(suite):
         while not any(decision.cause == "traffic" for decision in await decisions(stub)):
             await asyncio.sleep(0.05)
         await suite.bus.append("ctl:activations", report(first))
-        await asyncio.sleep(2.5)  # for several plans more
+        # Only time brings more plans, and nobody tells of a plan to stay.
+        await asyncio.sleep(2.5)
 
         assert [d.cause for d in await decisions(stub)].count("traffic") == 1

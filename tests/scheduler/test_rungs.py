@@ -1,6 +1,5 @@
 """United experts come and go with the policy of brownout; what cannot be loaded keeps nobody from serving."""
 
-import asyncio
 from typing import Any
 
 from moesaic.errors import CheckpointError, MoesaicError
@@ -22,6 +21,17 @@ async def until_rung(suite: Suite, rung: Rung) -> Placement:
     while suite.view.current is None or suite.view.current.rung != rung:
         await suite.view.changed()
     return suite.view.current
+
+
+async def placed_with_two_more(suite: Suite, before: int) -> list[Placement]:
+    """The placements after two workers have come, one after the other: the next two epochs, with no try between."""
+    found = []
+    async with suite.expert("c") as c:
+        found.append(await c.until_epoch(before + 1))
+        async with suite.expert("d") as d:
+            found.append(await d.until_epoch(before + 2))
+    assert [placement.epoch for placement in found] == [before + 1, before + 2]
+    return found
 
 
 async def test_a_way_adds_united_experts_and_another_replaces_them(suite: Any) -> None:
@@ -68,8 +78,9 @@ async def test_united_experts_that_cannot_be_loaded_are_done_without(suite: Any)
         assert own_part(without).slots == first.slots
         refused = await scheduler.until("rung.refused")
         assert "is damaged" in refused["cause"]
-        await asyncio.sleep(1.5)
-        assert suite.view.epoch == without.epoch  # it is not tried over and over
+        a.united_fail_with = None
+        later = await placed_with_two_more(suite, without.epoch)
+        assert {placement.rung for placement in later} == {without.rung}
 
 
 async def test_united_experts_that_differ_between_workers_are_not_used(suite: Any) -> None:
@@ -110,7 +121,8 @@ async def test_a_rung_that_was_refused_is_not_tried_again_by_itself(suite: Any) 
 
         await set_policy(stub, way=4)
         refused = await scheduler.until("rung.refused")
-        await asyncio.sleep(1.5)
-
         assert (refused["way"], refused["cause"]) == (4, "a: internal: no memory")
         assert suite.view.epoch == pairs.epoch  # what there is stays
+        a.united_fail_with = None
+        later = await placed_with_two_more(suite, pairs.epoch + 1)
+        assert {placement.rung for placement in later} == {PAIRS}
