@@ -24,6 +24,7 @@ from moesaic.engine.sequences.grammar import GrammarCompiler
 from moesaic.engine.sequences.requests import Event
 from moesaic.engine.steps.limits import EngineLimits
 from moesaic.engine.thread import engine_thread
+from moesaic.engine.vitals import Vitals
 from moesaic.kernels.promised import PromisedRows
 from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.decoder import Decoder
@@ -35,6 +36,7 @@ from moesaic.services.attention.admin import AttentionAdmin
 from moesaic.services.attention.engine import RunningEngine
 from moesaic.services.attention.observing import observe
 from moesaic.v1 import attention_pb2 as pb
+from tests.waiting import HANG_S, until
 
 LIMITS = EngineLimits(
     max_num_seqs=8,
@@ -119,31 +121,16 @@ async def test_a_stream_that_nobody_reads_is_ended_and_its_requests_with_it(
         assert len(rest) <= 400  # what waited, and what the first message held
 
 
-async def test_a_stream_that_waits_for_an_answer_gets_signs_of_life(tiny_model: Any) -> None:
-    async with serving(tiny_model) as service:
-        service.beat()  # nobody waits
-        stream: Any = service.Execute(commands(long_answer("a")), Any)
-        first = await anext(stream)
-        while service.streams._queues[1].qsize():  # white box: until all news was read
-            await anext(stream)
-        service.beat()
-        service.beat()
-        following: list[pb.ExecuteResponse] = []
-        while len(following) < 2:
-            response = await anext(stream)
-            following += response.together or [response]
-        kinds = [response.WhichOneof("event") for response in following[:2]]
-        await stream.aclose()
-
-    assert (first.together or [first])[0].WhichOneof("event") == "tokens"
-    assert kinds == [None, "tokens"]
-
-
 class Stopping(LocalDispatcher):
     """Experts of which the first layer takes as long as they are told; the engine's thread waits."""
 
     going = threading.Event()
     begun = threading.Event()
+
+    def __init__(self, *how: Any) -> None:
+        super().__init__(*how)
+        self.going.clear()
+        self.begun.clear()
 
     async def dispatch(
         self,
@@ -153,27 +140,47 @@ class Stopping(LocalDispatcher):
         promised: PromisedRows | None = None,
     ) -> Tensor:
         self.begun.set()
-        assert self.going.wait(30)
+        assert self.going.wait(HANG_S)
         return await super().dispatch(step, layer, hidden_states, promised)
 
 
-@pytest.mark.parametrize("stuck_s", [30.0, 0.0])
+async def test_a_stream_that_waits_for_an_answer_gets_signs_of_life(tiny_model: Any) -> None:
+    async with serving(tiny_model, Stopping) as service:
+        service.beat()  # nobody waits
+        stream = told(service, commands(long_answer("a")))
+        reading = asyncio.ensure_future(anext(stream))
+        assert await asyncio.to_thread(Stopping.begun.wait, HANG_S)
+        service.beat()
+        service.beat()
+        Stopping.going.set()
+        following = [await reading, await anext(stream)]
+        await stream.aclose()
+
+    assert [response.WhichOneof("event") for response in following] == [None, "tokens"]
+
+
+@pytest.mark.parametrize("stuck_s", [HANG_S, 0.0])
 async def test_a_step_that_takes_long_shows_life_until_it_is_stuck(
     tiny_model: Any, monkeypatch: pytest.MonkeyPatch, stuck_s: float
 ) -> None:
     monkeypatch.setattr(vitals, "STUCK_S", stuck_s)
-    Stopping.going.clear()
-    Stopping.begun.clear()
+    live, looks = Vitals.live, list[int]()
+
+    def looked(seen: Vitals, count: int) -> bool:
+        looks.append(count)
+        return live(seen, count)
+
+    monkeypatch.setattr(Vitals, "live", looked)
     async with serving(tiny_model, Stopping, observed=True) as service:
         stream: Any = service.Execute(commands(long_answer("a")), Any)
         first = asyncio.ensure_future(anext(stream))
-        await asyncio.to_thread(Stopping.begun.wait, 30)
-        while service.streams._queues[1].qsize():  # white box: news of before the step
-            await asyncio.sleep(0.01)
-        if first.done():
+        assert await asyncio.to_thread(Stopping.begun.wait, HANG_S)
+        await until(lambda: looks)
+        while first.done():  # news of before the step
             first = asyncio.ensure_future(anext(stream))
-
-        await asyncio.wait({first}, timeout=30 if stuck_s else 1)
+            await asyncio.sleep(0)
+        num_looks = len(looks)
+        await until(lambda: len(looks) > num_looks + 1)
         told_meanwhile = first.done()
         Stopping.going.set()
         await first
@@ -362,8 +369,11 @@ async def test_the_engine_s_own_count_goes_by_stream(tiny_model: Any) -> None:
         } == {1: 1}
         await one.aclose()
         await service.requests.idle.wait()
-        while (await thread.run(look())).outstanding:  # the cancellation is on its way
-            await asyncio.sleep(0.001)
+
+        async def has_nothing() -> bool:
+            return not (await thread.run(look())).outstanding
+
+        await until(has_nothing)  # the cancellation is on its way
         await two.aclose()
 
 

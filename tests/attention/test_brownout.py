@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from moesaic.cluster.background import background
 from moesaic.cluster.brownout_view import DECISIONS, POLICY, STREAM
@@ -21,6 +22,7 @@ from moesaic.services.attention.admin import AttentionAdmin
 from moesaic.services.attention.brownout import follow_policy, tell_decisions
 from moesaic.services.attention.rungs import RungFollower
 from moesaic.v1 import attention_pb2 as pb
+from tests import waiting
 from tests.attention.test_admin import serving
 from tests.engine.rig import rig
 from tests.redis_servers import RedisServers
@@ -49,11 +51,11 @@ async def set_policy(bus: Bus, policy: BrownoutPolicy) -> None:
 
 
 async def until(service: AttentionAdmin, holds: Callable[[pb.BrownoutLoad], bool]) -> None:
-    while True:
+    async def met() -> bool:
         load = await service.GetLoad(pb.GetLoadRequest(), None)  # type: ignore[arg-type]  # unused
-        if holds(load.brownout):
-            return
-        await asyncio.sleep(0.02)
+        return holds(load.brownout)
+
+    await waiting.until(met)
 
 
 async def test_a_policy_is_followed_and_its_decisions_are_told(
@@ -64,8 +66,7 @@ async def test_a_policy_is_followed_and_its_decisions_are_told(
             await set_policy(bus, MANUAL)
 
             await until(service, lambda load: load.prefill_threshold == 0.5)
-            while not (told := await bus.latest(DECISIONS, _decisions, 9)):
-                await asyncio.sleep(0.02)
+            told = await waiting.until(lambda: bus.latest(DECISIONS, _decisions, 9))
 
     assert told[0].decision_id == "attention-0/7/1"
     assert (told[0].prefill_before, told[0].prefill, told[0].mode) == (1.0, 0.5, "manual")
@@ -82,10 +83,12 @@ async def test_without_redis_the_last_policy_holds(
             redis.kill(lose_data=True)
             redis.start()
             # Redis has another one now, which makes no sense.
-            await set_policy(bus, BrownoutPolicy(way=3))
-            await asyncio.sleep(2.5)  # a look at least
-
-            await until(service, lambda load: load.mode == "manual")
+            with capture_logs() as logs:
+                await set_policy(bus, BrownoutPolicy(way=3))
+                await waiting.until(lambda: "brownout.refused" in {log["event"] for log in logs})
+            running = service.requests.engine
+            assert running is not None
+            assert running.engine.brownout.policy == MANUAL
             await set_policy(bus, BrownoutPolicy())
             await until(service, lambda load: (load.mode, load.prefill_threshold) == ("off", 1.0))
 

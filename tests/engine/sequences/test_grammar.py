@@ -16,6 +16,7 @@ from moesaic.dispatch.local import LocalDispatcher
 from moesaic.engine.engine import Engine
 from moesaic.engine.sequences import grammar
 from moesaic.engine.sequences.grammar import GrammarCompiler
+from moesaic.engine.sequences.grammar_trial import GrammarTrial
 from moesaic.engine.sequences.requests import (
     Event,
     FailureEvent,
@@ -248,12 +249,26 @@ def test_a_hostile_grammar_is_refused_by_its_field_and_harms_nobody(
     assert re.fullmatch("[0-9]{3}", writer.text(said))
 
 
+def sources_tried(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, str]]:
+    """What is compiled from now on, and not found among what is kept."""
+    tried: list[tuple[Any, str]] = []
+    try_out = GrammarTrial.try_out
+
+    def noted(trial: GrammarTrial, kind: Any, text: str) -> int:
+        tried.append((kind, text))
+        return try_out(trial, kind, text)
+
+    monkeypatch.setattr(GrammarTrial, "try_out", noted)
+    return tried
+
+
 async def test_grammars_are_compiled_beside_the_loop_one_by_one_and_each_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = load_config(DIRECTORY)
     compiler = GrammarCompiler(DIRECTORY, config.vocab_size, config.eos_token_ids)
     monkeypatch.setattr(grammar, "MAX_WAITING", 2)
+    tried = sources_tried(monkeypatch)
     ways: list[tuple[Any, str]] = [("regex", "a+"), ("regex", "b+"), ("regex", "b+")]
 
     asked = [asyncio.create_task(compiler.compile_beside(*way, "guided_regex")) for way in ways]
@@ -263,7 +278,7 @@ async def test_grammars_are_compiled_beside_the_loop_one_by_one_and_each_once(
     compiled = await asyncio.gather(*asked)
 
     assert [one.matcher().failure for one in compiled] == ["", "", ""]
-    assert compiled[1]._compiled is compiled[2]._compiled
+    assert sorted(tried) == ways[:2]
     await compiler.compile_beside("regex", "c+", "guided_regex")
 
 
@@ -272,11 +287,16 @@ def test_what_is_kept_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> No
     compiler = GrammarCompiler(DIRECTORY, config.vocab_size, config.eos_token_ids)
     monkeypatch.setattr(grammar, "KEPT_BYTES", 3 << 20)
 
-    for number in range(5):
-        compiler.compile("regex", f"a{{{number + 1}}}", "guided_regex")
+    def ask(number: int) -> None:
         with pytest.raises(InvalidInput):
-            compiler.compile("regex", "(" * (number + 1), "guided_regex")
+            compiler.compile("regex", "(" * number, "guided_regex")
+        compiler.compile("regex", f"a{{{number}}}", "guided_regex")
 
-    assert compiler._kept_bytes <= 3 << 20
-    assert compiler._kept_bytes == sum(size for _, size in compiler._kept.values())
-    assert 1 <= len(compiler._kept) <= 3
+    for number in range(1, 6):
+        ask(number)
+    tried = sources_tried(monkeypatch)
+    for number in (5, 4):  # these are the last four sources, of which three find room at most
+        ask(number)
+
+    assert ("regex", "a{5}") not in tried
+    assert 1 <= len(tried) <= 3
