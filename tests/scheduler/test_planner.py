@@ -1,6 +1,8 @@
 """Whatever a solver does, the scheduler goes on, and nothing unchecked is proposed."""
 
 import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from moesaic.services.scheduler.planning.messages import (
     Solved,
 )
 from moesaic.services.scheduler.planning.planner import Planner
-from moesaic.services.scheduler.planning.solver_client import solver
+from moesaic.services.scheduler.planning.solver_client import COMMAND, Solver, solver
 from moesaic.services.scheduler.planning.traffic import ModelTraffic
 
 NUM_EXPERTS = 8
@@ -92,19 +94,38 @@ TOO_LONG = "out.write(struct.pack('<I', 2**31)); out.flush(); time.sleep(600)"
 QUESTION = Solve(policy="uniform", slots=[4], held=[], traffic=[], expert_bytes=1)
 
 
-def first_then_real(tmp_path: Path, command: tuple[str, ...], limit_s: float = 20.0) -> Any:
-    """A solver that runs this command at first, and is the real one from then on."""
-    began = tmp_path / "began"
-    code = (
-        "import pathlib, runpy\n"
-        f"began = pathlib.Path({str(began)!r})\n"
-        "if began.exists():\n"
-        "    runpy.run_module('moesaic.services.scheduler.planning.solver', run_name='__main__')\n"
-        "else:\n"
-        "    began.touch()\n"
-        f"    exec({command[2]!r})\n"
-    )
-    return partial(solver, (sys.executable, "-c", code), limit_s)
+class FirstThenReal(Solver):
+    """A solver of one command until that fails or is ended, and a real one from then on."""
+
+    def __init__(self, command: Sequence[str], limit_s: float) -> None:
+        super().__init__(COMMAND, 60.0)
+        self._first: Solver | None = Solver(command, limit_s)
+
+    async def ask(self, question: Any) -> Any:
+        if self._first is None:
+            return await super().ask(question)
+        try:
+            return await self._first.ask(question)
+        except MoesaicError:
+            await self.end()
+            raise
+
+    async def end(self) -> None:
+        if self._first is not None:
+            await self._first.end()
+            self._first = None
+        await super().end()
+
+
+@asynccontextmanager
+async def first_then_real(
+    command: Sequence[str], limit_s: float = 60.0
+) -> AsyncIterator[FirstThenReal]:
+    asked = FirstThenReal(command, limit_s)
+    try:
+        yield asked
+    finally:
+        await asked.end()
 
 
 async def plan(start: Any, policy: str = "janus", feed: Any = None, **changes: Any) -> Any:
@@ -172,21 +193,21 @@ UNKNOWN = [[[0, 1, 2, 99], [4, 5, 6, 7], [0, 1, 2, 3]]] * 2
 
 @pytest.mark.parametrize("slots", [DUPLICATE, MISSING, TOO_MANY, ONE_LAYER, UNKNOWN])
 async def test_a_wrong_answer_is_refused_and_the_greedy_policy_asked(
-    slots: Any, tmp_path: Path
+    slots: Any,
 ) -> None:
-    made = await plan(first_then_real(tmp_path, saying(Solved(slots=slots))))
+    made = await plan(partial(first_then_real, saying(Solved(slots=slots))))
 
     assert (made.policy, made.worthwhile) == ("eplb", True)
 
 
-async def test_a_policy_that_never_ends_gives_way_to_the_greedy_one(tmp_path: Path) -> None:
-    made = await plan(first_then_real(tmp_path, saying(then=NEVER_ENDS), limit_s=5.0))
+async def test_a_policy_that_never_ends_gives_way_to_the_greedy_one() -> None:
+    made = await plan(partial(first_then_real, saying(then=NEVER_ENDS), 0.3))
 
     assert (made.policy, made.worthwhile, made.after) == ("eplb", True, 2)
 
 
-async def test_of_several_policies_one_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
-    made = await plan(first_then_real(tmp_path, saying(then=CRASHES)), "auto")
+async def test_of_several_policies_one_that_fails_does_not_stop_the_others() -> None:
+    made = await plan(partial(first_then_real, saying(then=CRASHES)), "auto")
 
     assert made.policy in ("eplb-batches", "janus-batches")  # eplb was asked first
     assert made.worthwhile
