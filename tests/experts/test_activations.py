@@ -3,11 +3,12 @@
 import threading
 from typing import Any
 
+import pytest
 import torch
 
 from moesaic.experts.activations import ActivationMeter
 from moesaic.messages.activation_report import ServedBatches
-from moesaic.placement.traffic.recorder import Taken
+from moesaic.placement.traffic.recorder import ActivationRecorder, Taken
 from moesaic.placement.traffic.statistics import Statistics
 
 TOPK_IDS = torch.tensor([[0, 1], [0, 2], [3, 1]], dtype=torch.int32)
@@ -32,16 +33,19 @@ def test_a_report_has_what_came_since_the_last_one_epoch_by_epoch() -> None:
     assert meter.report(**who).window.layers == []  # type: ignore[arg-type]
 
 
-def test_a_batch_that_comes_while_a_report_is_made_is_in_one_window_with_all_it_has() -> None:
+def test_a_batch_that_comes_while_a_report_is_made_is_in_one_window_with_all_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     meter, began = ActivationMeter(4), threading.Event()
     who = {"worker_id": "e", "generation": 1, "model_digest": "m", "epoch": 3}
     meter.record(3, 0, TOPK_IDS, 2)
-    take = meter._recorder.take
+    take = ActivationRecorder.take
 
-    def taken_slowly(window_s: float) -> Taken:
-        taken = take(window_s)
+    def taken_slowly(recorder: ActivationRecorder, window_s: float) -> Taken:
+        taken = take(recorder, window_s)
         began.set()
-        coming.join(0.2)  # it may come in between, if nothing keeps it from that
+        # It may come in between, if nothing keeps it from that. Only time shows that something does.
+        coming.join(0.2)
         return taken
 
     def come() -> None:
@@ -50,7 +54,7 @@ def test_a_batch_that_comes_while_a_report_is_made_is_in_one_window_with_all_it_
 
     coming = threading.Thread(target=come)
     coming.start()
-    meter._recorder.take = taken_slowly  # type: ignore[method-assign]
+    monkeypatch.setattr(ActivationRecorder, "take", taken_slowly)
     first = meter.report(**who)  # type: ignore[arg-type]
     coming.join()
     second = meter.report(**who)  # type: ignore[arg-type]
@@ -60,15 +64,18 @@ def test_a_batch_that_comes_while_a_report_is_made_is_in_one_window_with_all_it_
         assert sum(served.batches for served in report.served) == seen == 1
 
 
-def test_a_report_that_is_asked_for_while_a_batch_is_counted_has_all_of_it_or_nothing() -> None:
+def test_a_report_that_is_asked_for_while_a_batch_is_counted_has_all_of_it_or_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     meter, began = ActivationMeter(4), threading.Event()
     who = {"worker_id": "e", "generation": 1, "model_digest": "m", "epoch": 3}
-    record, reports = meter._recorder.record, []
+    record, reports = ActivationRecorder.record, []
 
-    def recorded_slowly(layer: int, topk_ids: Any) -> None:
-        record(layer, topk_ids)
+    def recorded_slowly(recorder: ActivationRecorder, layer: int, topk_ids: Any) -> None:
+        record(recorder, layer, topk_ids)
         began.set()
-        asking.join(0.2)  # a report may come in between, if nothing keeps it from that
+        # A report may come in between, if nothing keeps it from that. Only time shows that something does.
+        asking.join(0.2)
 
     def ask() -> None:
         began.wait()
@@ -76,7 +83,7 @@ def test_a_report_that_is_asked_for_while_a_batch_is_counted_has_all_of_it_or_no
 
     asking = threading.Thread(target=ask)
     asking.start()
-    meter._recorder.record = recorded_slowly  # type: ignore[method-assign]
+    monkeypatch.setattr(ActivationRecorder, "record", recorded_slowly)
     meter.record(3, 0, TOPK_IDS, 2)
     asking.join()
 

@@ -27,11 +27,11 @@ def opened(model: Any, max_expert_bytes: int = 0) -> ExpertHost:
     )
 
 
-def placement(host: ExpertHost, epoch: int, experts: list[int]) -> Placement:
+def placement(model: Any, epoch: int, experts: list[int]) -> Placement:
     """These experts in every layer, all on the host."""
     return Placement(
         epoch=epoch,
-        model_digest=host._loader._model_digest,
+        model_digest=load_config(model.directory).digest,
         num_experts=NUM_EXPERTS,
         workers=[PlacedWorker(worker_id="a", generation=1, admin_address="", data_address="")],
         layers=LAYERS,
@@ -42,24 +42,24 @@ def placement(host: ExpertHost, epoch: int, experts: list[int]) -> Placement:
 def test_what_does_not_fit_beside_what_is_in_force_is_refused(tiny_model: Any) -> None:
     size = opened(tiny_model).files.expert_bytes
     host = opened(tiny_model, max_expert_bytes=15 * size)
-    first = placement(host, 1, [0, 1, 2, 3])  # four in each of three layers
+    first = placement(tiny_model, 1, [0, 1, 2, 3])  # four in each of three layers
     host.prepare(first)
     host.epochs.commit(1)
     assert host.epochs.resident_bytes == 12 * size
 
     with pytest.raises(PlacementInfeasible) as refused:
-        host.prepare(placement(host, 2, [0, 1, 4, 5]))
+        host.prepare(placement(tiny_model, 2, [0, 1, 4, 5]))
     assert refused.value.missing_bytes == 3 * size
-    host.prepare(placement(host, 3, [0, 1, 2, 4]))
+    host.prepare(placement(tiny_model, 3, [0, 1, 2, 4]))
     assert host.epochs.resident_bytes == 15 * size
 
 
 def test_what_was_prepared_and_overtaken_is_freed(tiny_model: Any) -> None:
     host = opened(tiny_model)
-    host.prepare(placement(host, 1, [0, 1]))
+    host.prepare(placement(tiny_model, 1, [0, 1]))
     host.epochs.commit(1)
-    host.prepare(placement(host, 2, [2, 3]))  # whoever wanted this has died
-    host.prepare(placement(host, 3, [0, 4]))
+    host.prepare(placement(tiny_model, 2, [2, 3]))  # whoever wanted this has died
+    host.prepare(placement(tiny_model, 3, [0, 4]))
 
     with pytest.raises(MoesaicError):
         host.epochs.commit(2)
@@ -72,37 +72,37 @@ def test_what_was_prepared_is_freed_when_whoever_leads_confirms_what_is_in_force
     tiny_model: Any,
 ) -> None:
     host = opened(tiny_model)
-    host.prepare(placement(host, 1, [0, 1]))
+    host.prepare(placement(tiny_model, 1, [0, 1]))
     host.epochs.commit(1)
-    host.prepare(placement(host, 2, [2, 3]))  # whoever wanted this has died
+    host.prepare(placement(tiny_model, 2, [2, 3]))  # whoever wanted this has died
 
     host.epochs.commit(1)
     assert host.epochs.resident_bytes == 6 * host.files.expert_bytes
     with pytest.raises(MoesaicError):
         host.epochs.commit(2)
 
-    host.prepare(placement(host, 3, [4, 5]))
-    host.epochs._asked_s[3] = (
-        time.monotonic()
-    )  # a step has: it was committed, and Redis has forgotten it
+    host.prepare(placement(tiny_model, 3, [4, 5]))
+    host.epochs.ask(3)  # a step does: it was committed, and Redis has forgotten it
     host.epochs.commit(1)
     assert host.epochs.held(0, 4) is not None
 
 
 def test_to_learn_of_a_commit_late_frees_nothing_that_was_prepared_since(tiny_model: Any) -> None:
     host = opened(tiny_model)
-    host.prepare(placement(host, 1, [0, 1]))
+    host.prepare(placement(tiny_model, 1, [0, 1]))
     host.epochs.commit(1)
-    second = placement(host, 2, [2, 3])
+    second = placement(tiny_model, 2, [2, 3])
     host.prepare(second)
-    host.epochs._asked_s[2] = time.monotonic()  # a step has
-    host.prepare(placement(host, 4, [0, 4]))  # committed by now, but who tells of 2 does not know
+    host.epochs.ask(2)  # a step does
+    host.prepare(
+        placement(tiny_model, 4, [0, 4])
+    )  # committed by now, but who tells of 2 does not know
 
     assert host.epochs.learn(second)
     assert host.epochs.in_force == 2
     assert host.epochs.placement(4) is not None
     assert not host.epochs.learn(second)
-    assert not host.epochs.learn(placement(host, 4, [5, 6]))  # not the one that was prepared
+    assert not host.epochs.learn(placement(tiny_model, 4, [5, 6]))  # not the one that was prepared
     host.epochs.commit(4)
     assert not host.epochs.learn(second)
     assert host.epochs.in_force == 4
@@ -113,11 +113,14 @@ def test_an_epoch_that_steps_still_ask_for_is_kept_for_a_while(
 ) -> None:
     host = opened(tiny_model)
     for epoch in (1, 2):
-        host.prepare(placement(host, epoch, [0, epoch]))
+        host.prepare(placement(tiny_model, epoch, [0, epoch]))
         host.epochs.commit(epoch)
     monkeypatch.setattr("moesaic.experts.epochs.RETIRE_AFTER_S", -1.0)  # all of it is long ago
     monkeypatch.setattr("moesaic.experts.epochs.MAX_RETIRE_AFTER_S", 60.0)
-    host.epochs._asked_s[1] = time.monotonic() + 10.0  # as ``answer`` notes it, later than that
+    later_s = time.monotonic() + 10.0
+    with monkeypatch.context() as later:
+        later.setattr("moesaic.experts.epochs.time.monotonic", lambda: later_s)
+        host.epochs.ask(1)
 
     host.epochs.retire()
     assert host.epochs.held(0, 1) is not None

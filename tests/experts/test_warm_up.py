@@ -1,5 +1,7 @@
 """The warm-up of an expert worker meets the kernels of later requests, and leaves no trace."""
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -7,10 +9,14 @@ import torch
 from prometheus_client import REGISTRY
 
 from moesaic.errors import InvalidInput
+from moesaic.experts import answering
+from moesaic.experts.assignment import Assigner
 from moesaic.experts.basis import AssignmentBasis
+from moesaic.experts.epochs import Epochs
 from moesaic.experts.frames import layer_request
 from moesaic.experts.host import ExpertHost
 from moesaic.experts.slots import SlotTable
+from moesaic.experts.without_python import AnswersWithoutPython
 from moesaic.kernels.warm_up import row_counts
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.models.configuration.config import load_config
@@ -27,11 +33,11 @@ def host_of(
     return ExpertHost(checkpoint, config, "e0", slots, dtype, CPU, quantization)
 
 
-def placed(host: ExpertHost, *slots: list[int]) -> Placement:
+def placed(model: Any, host: ExpertHost, *slots: list[int]) -> Placement:
     """Put the same slots in force in every layer, the first of them on this worker."""
     placement = Placement(
         epoch=host.epochs.in_force + 1,
-        model_digest=host._loader._model_digest,
+        model_digest=load_config(model.directory).digest,
         num_experts=EXPERTS,
         workers=[
             PlacedWorker(
@@ -64,28 +70,41 @@ def counters() -> dict[str, float]:
     }
 
 
+@pytest.fixture
+def assigners(monkeypatch: pytest.MonkeyPatch) -> "weakref.WeakSet[Assigner]":
+    """Those that answers keep."""
+    made: weakref.WeakSet[Assigner] = weakref.WeakSet()
+
+    def note(*arguments: Any) -> Assigner:
+        assigner = Assigner(*arguments)
+        made.add(assigner)
+        return assigner
+
+    monkeypatch.setattr(answering, "Assigner", note)
+    return made
+
+
 def trace(host: ExpertHost) -> Any:
     epochs = host.epochs
-    return (
-        counters(),
-        dict(epochs._tenures),
-        dict(epochs._asked_s),
-        epochs.in_force,
-        epochs.slots(),
-        epochs.resident_bytes,
-        dict(host._answers._deciders),
-    )
+    return counters(), epochs.tables, epochs.in_force, epochs.slots(), epochs.resident_bytes
 
 
 @pytest.mark.parametrize("without_python", [False, True])
 @pytest.mark.parametrize("slots", [EXPERTS, 3, 11])
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 async def test_a_warm_up_leaves_no_trace(
-    tiny_model: Any, quantization: Any, slots: int, without_python: bool
+    tiny_model: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    assigners: "weakref.WeakSet[Assigner]",
+    quantization: Any,
+    slots: int,
+    without_python: bool,
 ) -> None:
+    monkeypatch.setattr(Epochs, "ask", pytest.fail)
+    monkeypatch.setattr(AnswersWithoutPython, "register", pytest.fail)
     host = host_of(tiny_model, slots, quantization)
     if without_python:
-        answers = host.answer_without_python(FrameLimits.of_hidden_size(HIDDEN))
+        host.answer_without_python(FrameLimits.of_hidden_size(HIDDEN))
     before = trace(host)
 
     await host.warm_up(9)
@@ -93,8 +112,8 @@ async def test_a_warm_up_leaves_no_trace(
     assert trace(host) == before
     host.count()
     assert trace(host) == before
-    if without_python:
-        assert not answers._keys
+    gc.collect()
+    assert not assigners
     report = host.activations.report(worker_id="e0", generation=1, model_digest="d", epoch=0)
     assert report.served == []
     assert report.window.layers == []
@@ -104,7 +123,7 @@ async def test_answers_are_the_same_behind_a_warm_up(tiny_model: Any) -> None:
     cold, warm = host_of(tiny_model), host_of(tiny_model)
     await warm.warm_up(20)
     for host in (cold, warm):
-        placement = placed(host, [0, 1, 2, 3], [4, 5, 6, 7])
+        placement = placed(tiny_model, host, [0, 1, 2, 3], [4, 5, 6, 7])
 
     for layer in range(LAYERS):
         frame = request(placement, 7, layer)
@@ -157,7 +176,7 @@ async def test_later_requests_compile_nothing_more(
     halves = [0, 1, 2, 3], [4, 5, 6, 7]
 
     for workers, rows in [(2, 1), (2, 3), (2, 16), (2, 17), (2, 47), (3, 5), (5, 2), (16, 4)]:
-        placement = placed(host, *halves, *[[7, 1, 2, -1]] * (workers - 2))
+        placement = placed(tiny_model, host, *halves, *[[7, 1, 2, -1]] * (workers - 2))
         frame = request(placement, rows, layer=rows % LAYERS, loads=rows % 2 == 0)
         frame.tensors[0] = frame.tensors[0].to(dtype)
         host.answer(frame)
@@ -172,7 +191,7 @@ async def test_the_tiles_of_many_rows_are_met_too(tiny_model: Any, launches: set
     await host.warm_up(160)  # on two slots: tiles of few rows, of more, and of many more
     warmed = set(launches)
     heights = {key for key in warmed if key.startswith("_down_kernel")}
-    placement = placed(host, [0, 1], [2, 3, 4, 5, 6, 7][:2], [4, 5], [6, 7])
+    placement = placed(tiny_model, host, [0, 1], [2, 3, 4, 5, 6, 7][:2], [4, 5], [6, 7])
 
     for rows in (5, 20, 50, 100):
         frame = request(placement, rows)
