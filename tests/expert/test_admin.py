@@ -19,10 +19,11 @@ from moesaic.v1 import expert_pb2 as pb
 
 
 class SlowHost(ExpertHost):
-    """Loads when it is told to."""
+    """Loads when it is told to, and tells that it has begun."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, model: Any) -> None:
+        checkpoint, config = Checkpoint(model.directory), load_config(model.directory)
+        super().__init__(checkpoint, config, "e", 8, torch.float32, torch.device("cpu"))
         self.begun, self.may_load, self.loaded = (threading.Event() for _ in range(3))
 
     def prepare(
@@ -40,9 +41,7 @@ async def test_what_is_aborted_while_it_loads_is_freed_in_time_even_if_nobody_wa
     tiny_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = load_config(tiny_model.directory)
-    host = SlowHost(
-        Checkpoint(tiny_model.directory), config, "e", 8, torch.float32, torch.device("cpu")
-    )
+    host = SlowHost(tiny_model)
     service = ExpertAdmin()
     service.host = host
     placement = Placement(
@@ -104,11 +103,10 @@ async def test_a_worker_that_stops_does_not_go_on_loading(
 ) -> None:
     service, request = slow_service(tiny_model)
     host, context = service.host, Context()
-    assert host is not None
+    assert isinstance(host, SlowHost)
 
     preparing = asyncio.create_task(service.PreparePlacement(request, context))  # type: ignore[arg-type]
-    while not service._paces:
-        await asyncio.sleep(0.01)
+    await asyncio.to_thread(host.begun.wait)
     await service.close()  # or it would rest for long
 
     await asyncio.gather(preparing, return_exceptions=True)
@@ -127,9 +125,8 @@ def slow_service(model: Any) -> tuple[ExpertAdmin, pb.PreparePlacementRequest]:
     """A worker, and what it would need long to load."""
     config = load_config(model.directory)
     service = ExpertAdmin()
-    service.host = ExpertHost(
-        Checkpoint(model.directory), config, "e", 8, torch.float32, torch.device("cpu")
-    )
+    service.host = host = SlowHost(model)
+    host.may_load.set()
     placement = Placement(
         epoch=1,
         model_digest=config.digest,
@@ -148,9 +145,8 @@ async def test_what_is_loaded_for_a_scheduler_that_died_ends_when_its_successor_
 ) -> None:
     config = load_config(tiny_model.directory)
     service = ExpertAdmin()
-    host = service.host = ExpertHost(
-        Checkpoint(tiny_model.directory), config, "e", 8, torch.float32, torch.device("cpu")
-    )
+    host = service.host = SlowHost(tiny_model)
+    host.may_load.set()
 
     def wanted(epoch: int, experts: list[int]) -> pb.PreparePlacementRequest:
         placement = Placement(
@@ -175,9 +171,9 @@ async def test_what_is_loaded_for_a_scheduler_that_died_ends_when_its_successor_
 
     await confirm()
     bytes_in_force = host.epochs.resident_bytes
+    host.begun.clear()
     abandoned = asyncio.create_task(service.PreparePlacement(wanted(2, [2, 3]), Context()))  # type: ignore[arg-type]
-    while not service._paces:
-        await asyncio.sleep(0.01)
+    await asyncio.to_thread(host.begun.wait)
 
     await confirm()  # or it would wait for long
 

@@ -79,7 +79,7 @@ async def linked(model: Path, record: WorkerRecord) -> AsyncIterator[Link]:
     limits = FrameLimits.of_hidden_size(load_config(model).hidden_size)
     network = UcxNetwork("attention-0", "attention", SECRET.encode(), limits)
     try:
-        yield await network.connect(record.data_address, record.worker_id, 10.0)
+        yield await network.connect(record.data_address, record.worker_id, 60.0)
     finally:
         await network.close()
 

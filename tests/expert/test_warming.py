@@ -8,8 +8,8 @@ import pytest
 
 from moesaic.cluster.rpc.admin import ServiceStatus
 from moesaic.errors import InvalidInput
-from moesaic.services.expert.main import _warm_up
 from moesaic.services.expert.settings import ExpertSettings
+from moesaic.services.expert.warming import warm_kernels
 
 
 class Host:
@@ -35,7 +35,7 @@ async def warmed(device: str, error: Exception | None = None) -> tuple[Host, Ser
     host, process = Host(status, error), SimpleNamespace(settings=settings, status=status)
     thread: Any = Thread()
     try:
-        await _warm_up(process, host, thread)  # type: ignore[arg-type]  # what it needs of them
+        await warm_kernels(process, host, thread)  # type: ignore[arg-type]  # what it needs of them
     finally:
         assert status.waiting_for == ["something else"]
     return host, status
