@@ -114,10 +114,12 @@ class Plane:
     """A UCX worker that some network has opened.
 
     Attributes:
+        options: UCX's settings.
         renew: what the worker calls once it is stuck.
     """
 
     worker: UcxWorker
+    options: dict[str, str]
     renew: Callable[[], None]
 
 
@@ -129,7 +131,7 @@ def planes(monkeypatch: pytest.MonkeyPatch) -> list[Plane]:
     class Noted(UcxWorker):
         def __init__(self, options: Any, reports: bool, most: int, renew: Any, *rest: Any) -> None:
             super().__init__(options, reports, most, renew, *rest)
-            made.append(Plane(self, renew))
+            made.append(Plane(self, options, renew))
 
     monkeypatch.setattr(network_module, "UcxWorker", Noted)
     return made

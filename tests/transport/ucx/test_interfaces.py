@@ -2,6 +2,7 @@ import re
 import socket
 
 import pytest
+from ucxx._lib import libucxx
 
 from moesaic import addresses
 from moesaic.errors import InvalidInput
@@ -61,10 +62,11 @@ async def test_peers_are_told_of_no_other_network(outward, transports, planes) -
 
     async def opened(own_address: str | None) -> tuple[set[str], int]:
         network = UcxNetwork("w", "expert", b"s", LIMITS, transports, own_address)
-        worker = planes[-1].worker  # of the network, behind that of shared memory
-        listed = re.findall(r"resource .* tcp/(\S+)", worker.info)
+        plane = planes[-1]  # of the network, behind that of shared memory
+        context = libucxx.UCXContext(plane.options, (libucxx.Feature.TAG,))
+        listed = re.findall(r"resource .* tcp/(\S+)", context.info)
         await network.close()
-        return set(listed), len(worker.address)
+        return set(listed), len(plane.worker.address)
 
     every_device, full_length = await opened(None)
     devices, length = await opened(address)

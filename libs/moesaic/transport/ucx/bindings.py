@@ -103,11 +103,6 @@ class UcxWorker:
             )
         self._wakeup: asyncio.Handle | None = self._loop.call_soon(self._progress)
 
-    @property
-    def info(self) -> str:
-        """The transports and devices that are used, as UCX describes them."""
-        return str(self._context.info)
-
     def connect(
         self,
         address: bytes,
