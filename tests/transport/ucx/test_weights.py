@@ -8,6 +8,7 @@ from moesaic.messages.registry import Weights
 from moesaic.transport.contract import Handler
 from moesaic.transport.ucx.network import UcxNetwork
 from tests.transport.conftest import LIMITS, SECRET
+from tests.transport.linked import HANG_S
 
 OWN = Weights(digest="a" * 64, dtype="float32", quantization="none", worker_id="far")
 
@@ -37,11 +38,11 @@ async def test_unlike_weights_are_refused_naming_both(
     try:
         address = await far.listen("127.0.0.1", 0, echo)
         if named is None:
-            await near.connect(address, "far", 10.0)
+            await near.connect(address, "far", HANG_S)
             assert far.served_peers == ["near"]
         else:
             with pytest.raises(PeerLost) as refusal:
-                await near.connect(address, "far", 10.0)
+                await near.connect(address, "far", HANG_S)
             assert named in str(refusal.value)
             assert "far has --dtype" in str(refusal.value) or "those of far" in str(refusal.value)
             assert far.served_peers == []
