@@ -1,15 +1,16 @@
 """Brownout in a real engine whose experts are slow: thresholds fall and rise, and who is shed hears it."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 from moesaic.brownout.control.contract import QueueState
 from moesaic.brownout.control.ladder import Ladder
+from moesaic.engine.brownout import BrownoutControl
 from moesaic.engine.sequences.requests import FailureEvent, FinishEvent, GenerationTask
 from moesaic.errors import InvalidInput, Overloaded
 from moesaic.messages.brownout import BrownoutPolicy
@@ -19,15 +20,39 @@ ANSWER = GenerationTask(max_tokens=4)
 AUTO = BrownoutPolicy(mode="auto", slo_ttft_s=0.3, slo_tpot_s=10.0, window_s=1.0)
 
 
+@dataclass
+class Clock:
+    """Time that passes only while experts compute, and while a test lets it pass."""
+
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Let time pass until a condition holds."""
+        while not condition():
+            self.now_s += 0.05
+            await asyncio.sleep(0.001)  # the engine looks from time to time
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of brownout; how busy this machine is does not count."""
+    monkeypatch.setattr("moesaic.engine.brownout.REST_S", 0.002)
+    return Clock()
+
+
 @asynccontextmanager
-async def slow_rig(tiny_model: Any, policy: BrownoutPolicy, **how: Any) -> AsyncIterator[Rig]:
+async def slow_rig(tiny_model: Any, policy: BrownoutPolicy, clock: Clock) -> AsyncIterator[Rig]:
     """A layer takes a time for each row, and half of it where thresholds are 0."""
-    async with rig(tiny_model, limits=replace(LIMITS, max_num_queued_reqs=1000), **how) as r:
+    async with rig(tiny_model, limits=replace(LIMITS, max_num_queued_reqs=1000)) as r:
         dispatch = r.dispatcher.dispatch
+        r.engine.brownout = BrownoutControl(clock)
 
         async def slowly(step: Any, layer: int, hidden_states: Any, promised: Any) -> Any:
             prefill, _, _ = r.engine.brownout.thresholds()
-            await asyncio.sleep(0.0003 * len(hidden_states) * (0.5 + 0.5 * prefill))
+            clock.now_s += 0.0003 * len(hidden_states) * (0.5 + 0.5 * prefill)
             return await dispatch(step, layer, hidden_states, promised)
 
         r.dispatcher.dispatch = slowly  # type: ignore[method-assign]  # in place of a class of its own
@@ -35,29 +60,25 @@ async def slow_rig(tiny_model: Any, policy: BrownoutPolicy, **how: Any) -> Async
         yield r
 
 
-async def until(found: Any) -> None:
-    while not found():
-        await asyncio.sleep(0.005)
-
-
 def refusals(r: Rig) -> dict[str, FailureEvent]:
     return {e.key.request_id: e for e in r.events if isinstance(e, FailureEvent)}
 
 
 async def test_an_overload_is_degraded_then_shed_and_then_all_is_exact_again(
-    tiny_model: Any,
+    tiny_model: Any, clock: Clock
 ) -> None:
     [prompt] = [tokens for tokens in prompts(40).values() if len(tokens) > 30][:1]
-    async with slow_rig(tiny_model, AUTO) as r:
+    async with slow_rig(tiny_model, AUTO, clock) as r:
         for i in range(12):  # from which the engine learns how fast it is
             r.submit(f"calm{i}", prompt, ANSWER)
             await r.ended(f"calm{i}")
 
         names: list[str] = []
         while not refusals(r):
-            names.append(f"burst{len(names)}")
-            r.submit(names[-1], prompt, ANSWER)
-            await asyncio.sleep(0.002)
+            for _ in range(10):  # more than the step of the engine that follows computes
+                names.append(f"burst{len(names)}")
+                r.submit(names[-1], prompt, ANSWER)
+            await asyncio.sleep(0)
         assert r.engine.brownout.thresholds()[0] < 1
         r.submit("exact", prompt, ANSWER, min_threshold=1.0)
         refused = refusals(r)
@@ -71,13 +92,12 @@ async def test_an_overload_is_degraded_then_shed_and_then_all_is_exact_again(
         served = next(name for name in names if name not in refused)
         assert r.tokens("exact") == r.tokens(served)
 
-        await until(lambda: r.engine.brownout.thresholds()[:2] == (1.0, 1.0))
+        await clock.until(lambda: r.engine.brownout.thresholds()[:2] == (1.0, 1.0))
         assert not r.engine.load().brownout.shedding
         r.submit("later", prompt, ANSWER)
         await r.ended("later")
         assert isinstance(r.last("later"), FinishEvent)
-        while r.engine.brownout.rest_s is not None:
-            await asyncio.sleep(0.05)
+        await clock.until(lambda: r.engine.brownout.rest_s is None)
         told = r.engine.brownout.take_decisions()
         made = [*{d.number: d for d in told}.values()]  # each is told again with its result
         assert any(d.prefill < d.prefill_before for d in made)
@@ -87,12 +107,12 @@ async def test_an_overload_is_degraded_then_shed_and_then_all_is_exact_again(
 
 
 async def test_the_papers_rule_lowers_thresholds_by_measured_latencies_and_sheds_nobody(
-    tiny_model: Any,
+    tiny_model: Any, clock: Clock
 ) -> None:
     policy = BrownoutPolicy(
         mode="paper", slo_ttft_s=0.01, slo_tpot_s=10.0, min_prefill_threshold=0.3
     )
-    async with slow_rig(tiny_model, policy) as r:
+    async with slow_rig(tiny_model, policy, clock) as r:
         asked = prompts(30)
         for name, tokens in asked.items():
             r.submit(name, tokens, ANSWER)
@@ -103,8 +123,10 @@ async def test_the_papers_rule_lowers_thresholds_by_measured_latencies_and_sheds
         assert r.engine.load().brownout.ttft_p90_s is not None
 
 
-async def test_without_a_policy_nothing_is_degraded_whatever_happens(tiny_model: Any) -> None:
-    async with slow_rig(tiny_model, BrownoutPolicy()) as r:
+async def test_without_a_policy_nothing_is_degraded_whatever_happens(
+    tiny_model: Any, clock: Clock
+) -> None:
+    async with slow_rig(tiny_model, BrownoutPolicy(), clock) as r:
         for name, tokens in prompts(30).items():
             r.submit(name, tokens, ANSWER)
         await r.ended(*prompts(30))

@@ -19,6 +19,8 @@ from moesaic.errors import DeadlineExceeded, ExpertUnavailable
 from moesaic.messages.performance import PART_TERMS
 from tests.engine.rig import LIMITS, prompts, rig
 
+NUM_LAYERS = 3  # of the tiny model
+
 
 async def test_a_failed_step_is_run_again_and_nobody_notices(tiny_model: Any) -> None:
     async with rig(tiny_model) as r:
@@ -50,14 +52,28 @@ async def test_requests_wait_for_experts_that_come_back(tiny_model: Any) -> None
 async def test_costs_of_steps_are_without_the_time_that_nothing_could_be_done(
     tiny_model: Any, away: bool
 ) -> None:
-    pause_s, tokens = 0.2, [4, 5, 6]
+    tokens, now_s = [4, 5, 6], 0.0
 
     async with rig(tiny_model) as r:
+        r.engine.ledger.clock = lambda: now_s
+        r.engine.ledger.starts_anew()
+        dispatch = r.dispatcher.dispatch
+
+        async def takes_10_ms(*step: Any) -> Any:
+            nonlocal now_s
+            now_s += 0.01
+            return await dispatch(*step)
+
+        r.dispatcher.dispatch = takes_10_ms  # type: ignore[method-assign]  # in place of a class of its own
         for name in "abcd":
             r.dispatcher.gone = away
             if away:
+                r.dispatcher.sought.clear()
                 r.submit(name, tokens, GenerationTask(max_tokens=1))
-            await asyncio.sleep(pause_s)
+                await r.dispatcher.sought.wait()
+            for _ in range(3):
+                await asyncio.sleep(0)  # the engine comes to rest
+            now_s += 60.0
             r.dispatcher.gone = False
             if not away:
                 r.submit(name, tokens, GenerationTask(max_tokens=1))
@@ -65,7 +81,8 @@ async def test_costs_of_steps_are_without_the_time_that_nothing_could_be_done(
         costs = r.engine.take_page().costs
 
     step, choice = fitted(PART_TERMS["step"], costs["step"]), r.engine.ledger.choice
-    assert 0 < step.seconds(1, choice.experts(3), 3, 0, 0, 6) < pause_s / 2
+    seconds = step.seconds(1, choice.experts(3), 3, 0, 0, 6)
+    assert seconds == pytest.approx(0.01 * NUM_LAYERS)
 
 
 async def test_requests_give_up_with_a_typed_error_when_experts_stay_away(tiny_model: Any) -> None:
