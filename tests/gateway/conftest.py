@@ -253,6 +253,7 @@ class House:
 
     async def heard(self, worker: ScriptedAttention) -> None:
         """Wait until the gateway has read all that a worker has said: it reads the number that is said last."""
+        await until(lambda: worker.streams)
         await asyncio.sleep(0)  # what has just been submitted may say its first words now
         self.num_marks += 1
         worker.tell(others_work=pb.OthersWork(num_requests=self.num_marks))
