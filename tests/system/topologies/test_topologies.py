@@ -21,7 +21,6 @@ def classify(suite: Any, rows: Path, out: Path) -> tuple[float, list[str]]:
         "--out",
         str(out),
         "--json",
-        timeout_s=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout)
