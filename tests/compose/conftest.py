@@ -18,7 +18,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents and item.path.name != "test_files.py":
             item.add_marker(pytest.mark.compose)
-            item.add_marker(pytest.mark.timeout(900))
 
 
 @pytest.fixture(scope="session")

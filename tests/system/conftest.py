@@ -14,16 +14,6 @@ from tests.system.asking import QUESTIONS, of_load
 from tests.system.shared_suites import LOCAL, PAIR, SharedSuites
 from tests.waiting import HANG_S
 
-# Suites start within it, and faults are mended. It names a hang and nothing else.
-LIMIT_S = 900
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give the tests here more time than others."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.timeout(LIMIT_S))
-
 
 @pytest.fixture(scope="session")
 def demo() -> Path:
