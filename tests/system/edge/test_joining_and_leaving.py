@@ -45,7 +45,8 @@ async def test_an_agent_joins_late_and_leaves_for_good_and_its_sole_experts_stay
     assert [worker.worker_id for worker in after.workers] == list(SITES)
 
 
-@pytest.mark.parametrize("ahead_s", [-3600, pytest.param(3600, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ahead_s", [-3600, 3600])
 async def test_an_agent_whose_clock_is_an_hour_off_serves_and_is_served(
     roomy: Suite, right_answers: RightAnswers, ahead_s: float
 ) -> None:
@@ -70,6 +71,7 @@ async def test_an_agent_whose_clock_is_an_hour_off_serves_and_is_served(
         await seen.complete()
 
 
+@pytest.mark.slow
 async def test_others_take_the_sole_experts_of_an_agent_that_hangs_in_stages(
     roomy: Suite, right_answers: RightAnswers
 ) -> None:

@@ -95,7 +95,8 @@ async def test_a_lowered_limit_moves_experts_away_and_a_raised_one_brings_them_b
     await right_answers.check_all(roomy.url, ["agent-1"])
 
 
-@pytest.mark.parametrize("rounds", [10, pytest.param(600, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rounds", [10, 600])
 async def test_an_agent_lives_in_a_control_group_of_little_more_than_its_memory(
     roomy: Suite, right_answers: RightAnswers, rounds: int
 ) -> None:

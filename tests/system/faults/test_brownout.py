@@ -122,7 +122,15 @@ async def asked_again_and_again(client: httpx.AsyncClient) -> AsyncIterator[Aske
         done.set()
 
 
-@pytest.mark.parametrize("suite", ["local", "disaggregated", "gathered"], indirect=True)
+@pytest.mark.parametrize(
+    "suite",
+    [
+        "disaggregated",
+        pytest.param("local", marks=pytest.mark.slow),
+        pytest.param("gathered", marks=pytest.mark.slow),
+    ],
+    indirect=True,
+)
 async def test_a_policy_is_followed_while_requests_come_and_exact_ones_do_not_change(
     suite: Suite,
 ) -> None:

@@ -230,6 +230,7 @@ async def test_what_clients_see_of_the_loss_of_a_sole_holder(
         pass
 
 
+@pytest.mark.slow
 async def test_a_redis_that_hangs_or_loses_everything_changes_nothing(
     tight: Suite, right: list[str]
 ) -> None:

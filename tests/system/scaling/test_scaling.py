@@ -29,7 +29,7 @@ async def test_workers_come_and_go_under_load_and_no_request_is_lost(
     assert fleet.resting() == ["attention", "expert"]
 
 
-@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("told", [pytest.param(False, marks=pytest.mark.slow), True])
 async def test_the_next_scheduler_ends_what_a_killed_one_began_and_repeats_nothing(
     fleet: Fleet, told: bool
 ) -> None:
@@ -55,6 +55,7 @@ async def test_the_next_scheduler_ends_what_a_killed_one_began_and_repeats_nothi
     assert fleet.activations() <= activations + 2
 
 
+@pytest.mark.slow
 async def test_advice_changes_nothing(fleet: Fleet) -> None:
     await fleet.scaled_to(SMALL)
     before = {name: len(fleet.states(name)) for name in WORKERS}
@@ -102,6 +103,7 @@ async def test_a_worker_on_standby_that_dies_is_not_picked(fleet: Fleet) -> None
     assert fleet.states(resting)[-1] == "standby"
 
 
+@pytest.mark.slow
 async def test_too_few_or_too_many_workers_are_refused_before_anything_is_done(
     fleet: Fleet,
 ) -> None:

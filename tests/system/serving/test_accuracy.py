@@ -17,7 +17,13 @@ def language() -> Language:
     return Language(DEMO)
 
 
-@pytest.mark.parametrize("labelled", ONE_TOKEN, ids=lambda labelled: str(labelled.name))
+@pytest.mark.parametrize(
+    "labelled",
+    [
+        pytest.param(each, id=str(each.name), marks=[pytest.mark.slow] if number else [])
+        for number, each in enumerate(ONE_TOKEN)
+    ],
+)
 def test_the_label_of_a_prefill_is_what_the_model_generates(
     local: Any, language: Language, labelled: LabelledSet
 ) -> None:

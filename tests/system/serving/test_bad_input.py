@@ -76,6 +76,7 @@ def test_a_wrong_redis_url_is_named(tmp_path: Path, demo: Path, url: str) -> Non
     assert "REDIS_URL" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "said_of_it"),
     [

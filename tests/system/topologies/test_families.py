@@ -14,12 +14,11 @@ from tests.suites import DEMO, Suite, running
 from tests.waiting import HANG_S, eventually
 
 FAMILIES = [
-    "deepseek_v2",  # latent attention, shared experts
     "gpt_oss",  # sinks, windows, biases
-    "minimax_m2",  # corrected sigmoids, wide norms, partial rotation
     *(
-        pytest.param(family, marks=pytest.mark.slow)  # the demo model is of the first one
+        pytest.param(family, marks=pytest.mark.slow)  # the demo model is a qwen3_moe
         for family in (
+            *("deepseek_v2", "minimax_m2"),
             *("qwen3_moe", "mixtral", "qwen2_moe", "deepseek_v3", "glm4_moe", "olmoe"),
             *("granitemoe", "granitemoeshared", "ernie4_5_moe"),
         )

@@ -18,13 +18,10 @@ MODELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "form",
-    [
-        "mxfp4",
-        pytest.param("awq, groups of 32", marks=pytest.mark.slow),
-        pytest.param("fp8, blocks of 128", marks=pytest.mark.slow),
-    ],
+    ["mxfp4", "awq, groups of 32", "fp8, blocks of 128"],
 )
 def test_tokens_of_a_published_model_do_not_depend_on_where_experts_are(
     form: str, tmp_path: Path

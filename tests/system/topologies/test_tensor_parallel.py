@@ -26,13 +26,14 @@ def followers(suite: Suite, name: str) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "topology"),
     [
         ("deepseek_v2", "local"),
         ("qwen3_moe", "disaggregated"),
-        pytest.param("qwen3_moe", "local", marks=pytest.mark.slow),
-        pytest.param("deepseek_v2", "disaggregated", marks=pytest.mark.slow),
+        ("qwen3_moe", "local"),
+        ("deepseek_v2", "disaggregated"),
     ],
 )
 def test_two_ranks_give_the_tokens_of_one(family: str, topology: str, tmp_path: Path) -> None:
