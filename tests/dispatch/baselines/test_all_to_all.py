@@ -17,20 +17,15 @@ from moesaic.models.configuration.config import load_config
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.transport.frame import Frame, FrameLimits
 from moesaic.transport.inprocess import Hub, InProcessNetwork
+from tests.dispatch import dispatcher_contract as contract
 from tests.dispatch.conftest import CPU, FP32, TIMEOUT_S
-from tests.dispatch.dispatcher_contract import (
-    DispatcherContract,
-    Opened,
-    RemoteContract,
-    Unreached,
-)
 
 
 class Workers:
     """Dispatchers, and the local one as reference."""
 
-    def __init__(self, model: Any, count: int, timeout_s: float) -> None:
-        self.count, self.timeout_s = count, timeout_s
+    def __init__(self, model: Any, count: int) -> None:
+        self.count = count
         self.config, self.checkpoint = load_config(model.directory), Checkpoint(model.directory)
         self.local = LocalDispatcher(self.checkpoint, self.config, FP32, CPU)
         hub, limits = Hub(), FrameLimits.of_hidden_size(self.config.hidden_size)
@@ -41,7 +36,7 @@ class Workers:
     def _worker(self, n: int) -> AllToAllDispatcher:
         share = Share(n, self.count)
         worker = AllToAllDispatcher(self.checkpoint, self.config, share, FP32)
-        worker.connect(self.networks[n], self.timeout_s)
+        worker.connect(self.networks[n], TIMEOUT_S)
         return worker
 
     async def listen(self) -> None:
@@ -73,22 +68,13 @@ class Workers:
         dispatcher = self.workers[worker]
         for count in rows:
             await dispatcher.reachable()
-            step = dispatcher.begin_step()
-            for layer in self.config.moe_layers:
-                generator = torch.Generator().manual_seed(97 * worker + count + layer)
-                hidden = torch.randn(count, self.config.hidden_size, generator=generator)
-                got = await dispatcher.dispatch(step, layer, hidden)
-                expected = await self.local.dispatch(self.local.begin_step(), layer, hidden)
-                torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
-            dispatcher.end_step(step)
+            await contract.Opened(dispatcher, self.local, self.config).step(count)
             await asyncio.sleep(0)
 
 
 @asynccontextmanager
-async def workers_of(
-    model: Any, count: int, timeout_s: float = TIMEOUT_S
-) -> AsyncIterator[Workers]:
-    workers = Workers(model, count, timeout_s)
+async def workers_of(model: Any, count: int) -> AsyncIterator[Workers]:
+    workers = Workers(model, count)
     await workers.listen()
     try:
         yield workers
@@ -99,18 +85,18 @@ async def workers_of(
             await network.close()
 
 
-class TestAllToAll(DispatcherContract, RemoteContract):
+class TestAllToAll(contract.DispatcherContract, contract.RemoteContract):
     @pytest.fixture
-    async def opened(self, tiny_model: Any) -> AsyncIterator[Opened]:
+    async def opened(self, tiny_model: Any) -> AsyncIterator[contract.Opened]:
         async with workers_of(tiny_model, 2) as workers:
             await workers.meet()
             dispatcher, lose = workers.workers[0], workers.networks[1].close
-            yield Opened(dispatcher, workers.local, workers.config, False, lose, "1/2")
+            yield contract.Opened(dispatcher, workers.local, workers.config, False, lose, "1/2")
 
     @pytest.fixture
-    async def unreached(self, tiny_model: Any) -> AsyncIterator[Unreached]:
+    async def unreached(self, tiny_model: Any) -> AsyncIterator[contract.Unreached]:
         async with workers_of(tiny_model, 2) as workers:
-            yield Unreached(
+            yield contract.Unreached(
                 workers.workers[0], "attention workers with the shares 1/2", workers.meet
             )
 
@@ -132,7 +118,7 @@ async def test_whoever_has_no_rows_steps_along(tiny_model: Any) -> None:
 
 
 async def test_a_worker_that_was_away_catches_up(tiny_model: Any) -> None:
-    async with workers_of(tiny_model, 2, timeout_s=0.3) as workers:
+    async with workers_of(tiny_model, 2) as workers:
         await workers.meet()
         await workers.steps(0, [2, 2, 2])
 

@@ -12,6 +12,7 @@ import os
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,6 +40,8 @@ from moesaic.models.layers.gate import load_gates
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.transport.contract import Link, Network
 from moesaic.transport.frame import Frame
+
+Outcomes = list[Frame | MoesaicError]
 
 PATIENCE_S = 0.002  # for the engine here to begin a step, before others step without its rows
 
@@ -230,8 +233,7 @@ class AllToAllDispatcher:
         meeting = self._meetings[round_, layer]
         try:
             if others:
-                async with asyncio.timeout(self._timeout_s):
-                    await meeting.complete.wait()
+                await self._rows_met(meeting, sending)
         except TimeoutError:
             sending.cancel()
             [outcomes] = await asyncio.gather(sending, return_exceptions=True)
@@ -239,6 +241,9 @@ class AllToAllDispatcher:
             budget_ms = self._timeout_s * 1e3
             missing = DeadlineExceeded("the other workers' rows", budget_ms)
             raise ExpertUnavailable(layer, cause=str(missing)) from missing
+        if others and not meeting.complete.is_set():
+            self._catch_up(sending.result())
+            raise ExpertUnavailable(layer, cause="another worker does not step along")
         combined = self._compute(layer, rows, meeting)
         outcomes = await sending
         self._catch_up(outcomes)
@@ -248,6 +253,23 @@ class AllToAllDispatcher:
                 raise ExpertUnavailable(layer, cause=str(outcome)) from outcome
             combined.index_add_(0, to, outcome.tensors[0])
         return combined
+
+    async def _rows_met(self, meeting: _Meeting, sending: "asyncio.Future[Outcomes]") -> None:
+        """Wait until all rows have met here, or the others have answered and one of them failed.
+
+        Raises:
+            TimeoutError: it took too long.
+        """
+        met = asyncio.ensure_future(meeting.complete.wait())
+        both: set[asyncio.Future[Any]] = {met, sending}
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+                answered = sending.result() if sending.done() else []
+                if not any(isinstance(outcome, MoesaicError) for outcome in answered):
+                    await met
+        finally:
+            met.cancel()
 
     def _catch_up(self, outcomes: Sequence[Frame | MoesaicError]) -> None:
         """Learn the round from workers that went on while this one was away."""
