@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from moesaic.dispatch.collaborative.dispatcher import CollaborativeDispatcher, SiteParts
 from moesaic.dispatch.collaborative.file_cache import FileCache
@@ -24,6 +23,7 @@ from moesaic.models.layers.gate import load_gates
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.transport.frame import FrameLimits
 from moesaic.transport.inprocess import Hub, InProcessNetwork
+from tests.dispatch import dispatcher_contract as contract
 from tests.dispatch.conftest import CPU, FP32, TIMEOUT_S
 
 
@@ -103,17 +103,10 @@ class Sites:
             while len(site.peers.live(view)) < len(view.peers):
                 await site.peers.linked(0.05)
 
-    async def outputs(self, n: int, rows: int = 7, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
-        """Of one site each layer's result, with that of ``local``."""
-        dispatcher, found = self.sites[n].dispatcher, []
-        step = dispatcher.begin_step()
-        for layer in self.config.moe_layers:
-            generator = torch.Generator().manual_seed(seed + layer)
-            hidden = torch.randn(rows, self.config.hidden_size, generator=generator)
-            got = await dispatcher.dispatch(step, layer, hidden)
-            found.append((got, await self.local.dispatch(self.local.begin_step(), layer, hidden)))
-        dispatcher.end_step(step)
-        return found
+    async def check(self, n: int, rows: int = 7, *, has_bits: bool = False) -> None:
+        """Run a step of one site, and compare it with ``local``."""
+        opened = contract.Opened(self.sites[n].dispatcher, self.local, self.config, has_bits)
+        await opened.step(rows)
 
 
 @pytest.fixture

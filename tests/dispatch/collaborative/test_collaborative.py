@@ -10,47 +10,38 @@ from moesaic.dispatch.collaborative import metrics
 from moesaic.errors import ExpertUnavailable
 from moesaic.kernels.promised import PromisedRows
 from moesaic.messages.rung import Rung
-from tests.dispatch.collaborative.conftest import Sites
+from tests.dispatch import dispatcher_contract as contract
 from tests.dispatch.conftest import until, value_of
-from tests.dispatch.dispatcher_contract import (
-    BatchesAtOnceContract,
-    DispatcherContract,
-    Opened,
-    OwnStepsContract,
-    RemoteContract,
-    Unreached,
-)
 
 HALVES = [0, 1, 2, 3], [4, 5, 6, 7]
 
 
-async def _all_close(s: Sites, rows: int = 7) -> None:
-    for n in range(len(s.sites)):
-        for got, expected in await s.outputs(n, rows):
-            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)  # sums in another order
-
-
 class TestCollaborative(
-    DispatcherContract, OwnStepsContract, BatchesAtOnceContract, RemoteContract
+    contract.DispatcherContract,
+    contract.OwnStepsContract,
+    contract.BatchesAtOnceContract,
+    contract.RemoteContract,
 ):
     deterministic = False
 
     @pytest.fixture
-    async def opened(self, sites: Any, tiny_model: Any) -> AsyncIterator[Opened]:
+    async def opened(self, sites: Any, tiny_model: Any) -> AsyncIterator[contract.Opened]:
         async with sites(tiny_model, 2, deterministic=self.deterministic) as s:
             s.put_in_force(s.placement(1, *HALVES))
             await s.linked()
             dispatcher, lose = s.sites[0].dispatcher, s.sites[1].served.close
-            yield Opened(dispatcher, s.local, s.config, self.deterministic, lose, "agent-1")
+            yield contract.Opened(
+                dispatcher, s.local, s.config, self.deterministic, lose, "agent-1"
+            )
 
     @pytest.fixture
-    async def unreached(self, sites: Any, tiny_model: Any) -> AsyncIterator[Unreached]:
+    async def unreached(self, sites: Any, tiny_model: Any) -> AsyncIterator[contract.Unreached]:
         async with sites(tiny_model, 2, deterministic=self.deterministic) as s:
 
             async def come() -> None:
                 s.put_in_force(s.placement(1, *HALVES))
 
-            yield Unreached(s.sites[0].dispatcher, "a placement from the scheduler", come)
+            yield contract.Unreached(s.sites[0].dispatcher, "a placement from the scheduler", come)
 
 
 class TestCollaborativeOneByOne(TestCollaborative):
@@ -68,8 +59,7 @@ async def test_deterministic_sites_give_the_bits_of_local_whoever_serves(
         await s.linked()
 
         for n in range(3):
-            for got, expected in await s.outputs(n, rows):
-                assert torch.equal(got, expected)
+            await s.check(n, rows, has_bits=True)
 
 
 async def test_a_site_that_holds_everything_asks_nobody(tiny_model: Any, sites: Any) -> None:
@@ -78,14 +68,14 @@ async def test_a_site_that_holds_everything_asks_nobody(tiny_model: Any, sites: 
         await s.linked()
         before = value_of(metrics.CHOICES, "remote")
 
-        await s.outputs(0)
+        await s.check(0)
 
         assert value_of(metrics.CHOICES, "remote") == before
 
 
 async def test_without_a_placement_files_serve(tiny_model: Any, sites: Any) -> None:
     async with sites(tiny_model, 1, files=True) as s:
-        await _all_close(s)
+        await s.check(0)
 
         assert s.sites[0].dispatcher.begin_step().epoch == 0
         assert s.sites[0].files.num_held == 4  # no more than there is room for
@@ -97,7 +87,7 @@ async def test_a_bandwidth_that_nothing_has_measured_is_not_told(
     async with sites(tiny_model, 2) as s:
         s.put_in_force(s.placement(1, *HALVES))
         await s.linked()
-        await s.outputs(0)
+        await s.check(0)
         peers = s.sites[0].peers
         assert peers.profiles() == {}
 
@@ -113,8 +103,7 @@ async def test_another_holder_serves_when_one_is_gone(tiny_model: Any, sites: An
         await s.linked()
         await s.sites[1].served.close()
 
-        for got, expected in await s.outputs(0):
-            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+        await s.check(0)
 
 
 async def test_files_serve_when_the_last_holder_is_gone(tiny_model: Any, sites: Any) -> None:
@@ -123,8 +112,7 @@ async def test_files_serve_when_the_last_holder_is_gone(tiny_model: Any, sites: 
         await s.linked()
         await s.sites[1].served.close()
 
-        for got, expected in await s.outputs(0):
-            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+        await s.check(0)
 
 
 async def test_rows_that_may_be_degraded_do_without_lost_experts(
@@ -199,8 +187,7 @@ async def test_a_peer_that_has_not_heard_of_the_epoch_answers_it(
             site.host.prepare(second)
         s.sites[0].host.epochs.commit(2)  # the other one will hear of it later
 
-        for got, expected in await s.outputs(0):
-            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+        await s.check(0)
 
 
 async def test_choices_of_this_site_are_counted_and_those_of_others_are_not(
@@ -210,7 +197,7 @@ async def test_choices_of_this_site_are_counted_and_those_of_others_are_not(
         s.put_in_force(s.placement(1, *HALVES))
         await s.linked()
 
-        await s.outputs(0, rows=7)
+        await s.check(0, rows=7)
 
         told = [
             site.meter.report(worker_id="", generation=1, model_digest="", epoch=1)

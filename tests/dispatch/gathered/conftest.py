@@ -1,6 +1,6 @@
 """Workers that stream a model's experts, in this process, and the local dispatcher as reference."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +17,14 @@ from moesaic.experts import pieces
 from moesaic.experts.packed import PackedExperts, layout_of
 from moesaic.experts.pull.frames import PULL_LIMITS
 from moesaic.experts.pull.ranges import Share
+from moesaic.models.configuration.architecture import ModelConfig
 from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.gate import load_gates
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.transport.contract import Handler
 from moesaic.transport.frame import Frame
 from moesaic.transport.inprocess import Hub, InProcessNetwork
+from tests.dispatch import dispatcher_contract as contract
 from tests.dispatch.conftest import CPU
 
 
@@ -34,36 +36,30 @@ class Workers:
         answers: what each worker serves pulls by, from now on.
     """
 
-    directory: Path
     local: LocalDispatcher
-    layers: tuple[int, ...]
-    hidden_size: int
+    config: ModelConfig
     workers: list[GatheredParts] = field(default_factory=list)
     networks: list[InProcessNetwork] = field(default_factory=list)
     answers: list[Handler] = field(default_factory=list)
     peers: list[Peer] = field(default_factory=list)
     hub: Hub = field(default_factory=Hub)
 
+    @property
+    def layers(self) -> Sequence[int]:
+        return self.config.moe_layers
+
+    def opened(self, worker: int) -> contract.Opened:
+        """A worker's dispatcher."""
+        dispatcher = self.workers[worker].dispatcher
+        return contract.Opened(dispatcher, self.local, self.config, has_bits=True)
+
     async def step(self, worker: int = 0, rows: int = 9, upto: int | None = None) -> None:
         """Run one step; every layer must give the very bits of the local dispatcher."""
-        await self._compute(worker, rows, self.layers[:upto])
+        await self.opened(worker).step(rows, self.layers[:upto])
 
     async def slice(self, layer: int, worker: int = 0, rows: int = 9) -> None:
         """Run one slice of a sweep: a step of one layer, whichever that is; checked likewise."""
-        await self._compute(worker, rows, (layer,))
-
-    async def _compute(self, worker: int, rows: int, layers: tuple[int, ...]) -> None:
-        dispatcher = self.workers[worker].dispatcher
-        step = dispatcher.begin_step()
-        try:
-            for layer in layers:
-                generator = torch.Generator().manual_seed(rows + layer)
-                hidden = torch.randn(rows, self.hidden_size, generator=generator)
-                got = await dispatcher.dispatch(step, layer, hidden)
-                expected = await self.local.dispatch(self.local.begin_step(), layer, hidden)
-                assert torch.equal(got, expected), f"layer {layer}"
-        finally:
-            dispatcher.end_step(step)
+        await self.opened(worker).step(rows, (layer,))
 
 
 Start = Callable[..., Any]
@@ -92,7 +88,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
         layout = layout_of(config, dtype, quantization)
         packed = PackedExperts(checkpoint, config, layout)
         local = LocalDispatcher(checkpoint, config, dtype, CPU, quantization)
-        all_workers = Workers(directory, local, config.moe_layers, config.hidden_size)
+        all_workers = Workers(local, config)
         hub, peers = all_workers.hub, all_workers.peers
         async with AsyncExitStack() as parts:
             for index in range(count):

@@ -22,8 +22,8 @@ from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.step_batch import StepBatch
 from moesaic.transport.frame import Frame, FrameKind
 from moesaic.transport.inprocess import InProcessNetwork
+from tests.dispatch import dispatcher_contract as contract
 from tests.dispatch.conftest import until
-from tests.dispatch.dispatcher_contract import DispatcherContract, Opened, OwnStepsContract
 
 FAMILIES = [
     ParityCase(family, "seven layers", {"num_hidden_layers": 7})
@@ -46,12 +46,11 @@ def gathered_from(source: str) -> float:
     return REGISTRY.get_sample_value("moesaic_gather_fetched_bytes_total", {"source": source}) or 0
 
 
-class TestGathered(DispatcherContract, OwnStepsContract):
+class TestGathered(contract.DispatcherContract, contract.OwnStepsContract):
     @pytest.fixture
-    async def opened(self, start: Any, deep: Path) -> AsyncIterator[Opened]:
+    async def opened(self, start: Any, deep: Path) -> AsyncIterator[contract.Opened]:
         async with start(deep, 2) as workers:
-            dispatcher = workers.workers[0].dispatcher
-            yield Opened(dispatcher, workers.local, load_config(deep), has_bits=True)
+            yield workers.opened(0)
 
 
 @pytest.mark.parametrize("window", [1, 2, 7])
@@ -89,11 +88,7 @@ async def test_other_forms_of_weights_are_gathered_as_well(
     deep: Path, start: Any, form: dict[str, Any]
 ) -> None:
     async with start(deep, 2, **form) as workers:
-        for layer in workers.layers:
-            hidden = torch.randn(5, workers.hidden_size)
-            dispatcher, local = workers.workers[0].dispatcher, workers.local
-            got = await dispatcher.dispatch(dispatcher.begin_step(), layer, hidden)
-            assert torch.equal(got, await local.dispatch(local.begin_step(), layer, hidden))
+        await workers.step()
 
 
 @pytest.mark.parametrize("window", [1, 2])

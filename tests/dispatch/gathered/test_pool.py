@@ -39,8 +39,8 @@ from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.transport.contract import Handler
 from moesaic.transport.frame import Frame, FrameKind
 from moesaic.transport.inprocess import Hub, InProcessNetwork
+from tests.dispatch import dispatcher_contract as contract
 from tests.dispatch.conftest import CPU, FP32, NUM_EXPERTS
-from tests.dispatch.dispatcher_contract import DispatcherContract, Opened, OwnStepsContract
 
 HALVES = [[0, 1, 2, 3], [4, 5, 6, 7]]
 OVERLAPPING = [[0, 1, 2, 3, 4, 5], [6, 2, 7, 3, 4, 5]]
@@ -98,17 +98,15 @@ class Pool:
 
     async def steps(self, count: int = 2) -> None:
         """Run steps; every layer must give the very bits of the local dispatcher."""
+        for number in range(count):
+            await self.opened().step(9 + number)
+
+    def opened(self) -> contract.Opened:
+        """The worker's dispatcher."""
         config, checkpoint = load_config(self.directory), Checkpoint(self.directory)
         local = LocalDispatcher(checkpoint, config, FP32, CPU)
         assert self.worker is not None
-        dispatcher = self.worker.dispatcher
-        for number in range(count):
-            step = dispatcher.begin_step()
-            for layer in config.moe_layers:
-                hidden = torch.randn(9 + number, config.hidden_size)
-                got = await dispatcher.dispatch(step, layer, hidden)
-                assert torch.equal(got, await local.dispatch(local.begin_step(), layer, hidden))
-            dispatcher.end_step(step)
+        return contract.Opened(self.worker.dispatcher, local, config, has_bits=True)
 
 
 def giver(config: ModelConfig, layout: ExpertLayout, find: Any) -> PullServer:
@@ -182,13 +180,11 @@ def pool(five_layers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return made
 
 
-class TestGatheredFromSlots(DispatcherContract, OwnStepsContract):
+class TestGatheredFromSlots(contract.DispatcherContract, contract.OwnStepsContract):
     @pytest.fixture
-    async def opened(self, pool: Any, five_layers: Path) -> AsyncIterator[Opened]:
+    async def opened(self, pool: Any) -> AsyncIterator[contract.Opened]:
         async with pool(OVERLAPPING) as found:
-            config, checkpoint = load_config(five_layers), Checkpoint(five_layers)
-            local = LocalDispatcher(checkpoint, config, FP32, CPU)
-            yield Opened(found.worker.dispatcher, local, config, has_bits=True)
+            yield found.opened()
 
 
 def gathered_from(*sources: str) -> float:

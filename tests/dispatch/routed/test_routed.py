@@ -11,15 +11,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from moesaic.errors import ExpertUnavailable, StaleEpoch
+from tests.dispatch import dispatcher_contract as contract
 from tests.dispatch.conftest import until
-from tests.dispatch.dispatcher_contract import (
-    BatchesAtOnceContract,
-    DispatcherContract,
-    Opened,
-    OwnStepsContract,
-    RemoteContract,
-    Unreached,
-)
 
 EVERYTHING = list(range(8))
 NUM_EXPERTS, NUM_LAYERS = 8, 3
@@ -50,25 +43,30 @@ def test_any_placement_gives_the_sums_of_local_experts(
     asyncio.run(run())
 
 
-class TestRouted(DispatcherContract, OwnStepsContract, BatchesAtOnceContract, RemoteContract):
+class TestRouted(
+    contract.DispatcherContract,
+    contract.OwnStepsContract,
+    contract.BatchesAtOnceContract,
+    contract.RemoteContract,
+):
     deterministic = False
 
     @pytest.fixture
-    async def opened(self, cluster: Any, tiny_model: Any) -> AsyncIterator[Opened]:
+    async def opened(self, cluster: Any, tiny_model: Any) -> AsyncIterator[contract.Opened]:
         async with cluster(tiny_model, 2, deterministic=self.deterministic) as c:
             c.put_in_force(c.placement(1, *HALVES))
             await c.routed.reachable()
             lose = c.networks[1].close
-            yield Opened(c.routed, c.local, c.config, self.deterministic, lose, "expert-1")
+            yield contract.Opened(c.routed, c.local, c.config, self.deterministic, lose, "expert-1")
 
     @pytest.fixture
-    async def unreached(self, cluster: Any, tiny_model: Any) -> AsyncIterator[Unreached]:
+    async def unreached(self, cluster: Any, tiny_model: Any) -> AsyncIterator[contract.Unreached]:
         async with cluster(tiny_model, 2, deterministic=self.deterministic) as c:
 
             async def come() -> None:
                 c.put_in_force(c.placement(1, *HALVES))
 
-            yield Unreached(c.routed, "a placement from the scheduler", come)
+            yield contract.Unreached(c.routed, "a placement from the scheduler", come)
 
 
 class TestRoutedOneByOne(TestRouted):

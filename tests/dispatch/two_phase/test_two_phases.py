@@ -15,15 +15,8 @@ from moesaic.dispatch.two_phase.choice.costs import WAYS
 from moesaic.dispatch.two_phase.messages import Relay, encode
 from moesaic.errors import InvalidInput, MoesaicError
 from moesaic.transport.frame import Frame, FrameKind
+from tests.dispatch import dispatcher_contract as contract
 from tests.dispatch.conftest import TIMEOUT_S, value_of
-from tests.dispatch.dispatcher_contract import (
-    BatchesAtOnceContract,
-    DispatcherContract,
-    Opened,
-    OwnStepsContract,
-    RemoteContract,
-    Unreached,
-)
 
 NODES = ["a", "a"], ["x", "x", "y"]
 SHAPES = [
@@ -43,23 +36,30 @@ def any_mode(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-class TestTwoPhases(DispatcherContract, OwnStepsContract, BatchesAtOnceContract, RemoteContract):
+class TestTwoPhases(
+    contract.DispatcherContract,
+    contract.OwnStepsContract,
+    contract.BatchesAtOnceContract,
+    contract.RemoteContract,
+):
     """Of a worker whose rows another one brings together."""
 
     @pytest.fixture
-    async def opened(self, open_lab: Any, any_mode: str) -> AsyncIterator[Opened]:
+    async def opened(self, open_lab: Any, any_mode: str) -> AsyncIterator[contract.Opened]:
         async with open_lab("inprocess", *NODES, any_mode) as lab:
             dispatcher, lose = lab.attention[1].dispatcher, lab.experts[2].network.close
-            yield Opened(dispatcher, lab.local, lab.config, False, lose, "expert-2")
+            yield contract.Opened(dispatcher, lab.local, lab.config, False, lose, "expert-2")
 
     @pytest.fixture
-    async def unreached(self, open_lab: Any) -> AsyncIterator[Unreached]:
+    async def unreached(self, open_lab: Any) -> AsyncIterator[contract.Unreached]:
         async with open_lab("inprocess", *NODES, "relay", placed=False) as lab:
 
             async def come() -> None:
                 lab.place()
 
-            yield Unreached(lab.attention[1].dispatcher, "a placement from the scheduler", come)
+            yield contract.Unreached(
+                lab.attention[1].dispatcher, "a placement from the scheduler", come
+            )
 
 
 @pytest.mark.parametrize("mode", ["reduce", "relay", "direct"])
