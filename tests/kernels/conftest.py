@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from moesaic.native.compile import VARIANTS, can_run, find, this_variant
-from moesaic.native.library import Kernels, library
+from moesaic.native.library import library
 
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 
@@ -26,28 +25,10 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
 
 
-# The variants that this processor can play: its own and a common narrower one always, the others with -m slow.
-PLAYED = [
-    name
-    if name in (this_variant(), "avx2" if this_variant() != "avx2" else "any")
-    else pytest.param(name, marks=pytest.mark.slow)
-    for name in VARIANTS
-    if can_run(name)
-]
-
-
-@pytest.fixture(scope="module", params=PLAYED)
-def native(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The CPU's kernels as another processor would have them: narrower vectors, other instructions."""
-    variant: str = request.param
-    if variant == this_variant():
-        assert library() is not None, "the CPU's kernels cannot be compiled here: install gcc"
-        yield variant
-        return
-    loaded = Kernels(find(variant))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("moesaic.native.library.library", lambda: loaded)
-        yield variant
+@pytest.fixture(scope="session")
+def native() -> None:
+    """The CPU's kernels; tests/builds.sh runs what needs them once for each build of them."""
+    assert library() is not None, "the CPU's kernels cannot be compiled here: install gcc"
 
 
 @pytest.fixture(autouse=True)

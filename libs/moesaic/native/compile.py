@@ -105,7 +105,12 @@ def this_variant() -> str:
 
 def can_run(variant: str) -> bool:
     """Return true if this processor has what ``variant`` needs."""
-    return VARIANTS[variant].features <= _processor_flags()
+    return not lacking(variant)
+
+
+def lacking(variant: str) -> frozenset[str]:
+    """Return the features of ``variant`` that this processor lacks."""
+    return VARIANTS[variant].features - _processor_flags()
 
 
 @cache
