@@ -32,6 +32,15 @@ def native() -> None:
 
 
 @pytest.fixture(autouse=True)
+def _two_threads() -> Iterator[None]:
+    """Divide work on every machine, however many cores it has; a test may set another number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
 def _gpu_where_it_is_needed(request: pytest.FixtureRequest) -> None:
     if request.node.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")

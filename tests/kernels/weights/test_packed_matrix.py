@@ -70,12 +70,11 @@ def test_each_form_multiplies_its_own_values(
     x = torch.randn(count, shape[1], generator=generator)
     x[:, seed % shape[1]] *= 50  # an outlier
     bias = torch.randn(shape[0], generator=generator) if biased else None
-    layer, before = layer_of(weight, bias, kind), torch.get_num_threads()
+    layer = layer_of(weight, bias, kind)
     torch.set_num_threads(threads)
 
     out = layer(x)
 
-    torch.set_num_threads(before)
     expected, size = exact(layer, weight, x)
     # Sums in float32, scales of int4 kept with eleven bits.
     allowed = size * (5e-4 if layer.matrix.form.kind == "int4" else 2e-6) + 1e-5
@@ -115,15 +114,12 @@ def test_rows_are_looked_up(kind: str, seed: int, shape: tuple[int, int, int]) -
 def test_a_row_depends_on_nothing_beside_it(kind: str) -> None:
     weight = weight_of(kind, 3, 150, 200, 32)
     x = torch.randn(110, 200, generator=torch.Generator().manual_seed(3))
-    layer, threads = layer_of(weight, None, kind), torch.get_num_threads()
+    layer = layer_of(weight, None, kind)
     together = layer(x)
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            for rows in (slice(0, 1), slice(3, 8), slice(0, 33), slice(6, 110)):
-                assert torch.equal(layer(x[rows]), together[rows])
-    finally:
-        torch.set_num_threads(threads)
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        for rows in (slice(0, 1), slice(3, 8), slice(0, 33), slice(6, 110)):
+            assert torch.equal(layer(x[rows]), together[rows])
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "int8"])
