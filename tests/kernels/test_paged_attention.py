@@ -57,24 +57,31 @@ class Case:
         return out
 
     def exact(self, window: int | None) -> Tensor:
-        """In float64, row by row and head by head."""
-        layout, out, row = self.layout, [], 0
+        """In float64, over all tokens of a sequence at once, with weights of none where a row may not look."""
+        layout, out = self.layout, []
         kept = self.cached.double().view(NUM_BLOCKS, self.block_size, -1)
         group = self.queries.shape[1] // layout.num_kv_heads
-        for count, length, table in zip(self.counts, self.lengths, self.tables, strict=True):
-            tokens = kept[table].flatten(0, 1)
-            for position in range(length - count, length):
-                first = 0 if window is None else max(0, position + 1 - window)
-                for head in range(self.queries.shape[1]):
-                    at = head // group
-                    keys = tokens[first : position + 1, at * layout.key_dim :][:, : layout.key_dim]
-                    start = layout.value_column + at * layout.value_dim
-                    values = tokens[first : position + 1, start : start + layout.value_dim]
-                    weights = (keys @ self.queries[row, head].double() / layout.key_dim**0.5).exp()
-                    sink = 0.0 if self.sinks is None else self.sinks[head].double().exp()
-                    out.append(weights @ values / (weights.sum() + sink))
-                row += 1
-        return torch.stack(out).view(*self.queries.shape[:2], -1)
+        key_columns, value_columns = (
+            layout.num_kv_heads * dim for dim in (layout.key_dim, layout.value_dim)
+        )
+        queries = self.queries.double().split(self.counts)
+        for own, length, table in zip(queries, self.lengths, self.tables, strict=True):
+            tokens = kept[table].flatten(0, 1)[:length]
+            keys = tokens[:, :key_columns].view(length, -1, layout.key_dim)
+            values = tokens[:, layout.value_column :][:, :value_columns].view(
+                length, -1, layout.value_dim
+            )
+            keys, values = (each.repeat_interleave(group, dim=1) for each in (keys, values))
+            scores = torch.einsum("qhd,khd->hqk", own, keys) / layout.key_dim**0.5
+            rows, positions = torch.arange(length - len(own), length), torch.arange(length)
+            seen = positions <= rows[:, None]
+            if window is not None:
+                seen &= positions > rows[:, None] - window
+            weights = scores.exp() * seen
+            sinks = 0.0 if self.sinks is None else self.sinks.double().exp()[:, None]
+            sums = weights.sum(dim=2) + sinks
+            out.append(torch.einsum("hqk,khd->qhd", weights / sums[..., None], values))
+        return torch.cat(out)
 
 
 def grouped(
