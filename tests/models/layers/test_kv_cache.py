@@ -1,5 +1,6 @@
 """The KV cache takes memory as it is used."""
 
+import mmap
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ BLOCKS = 10**9 // (CONFIG.num_layers * WIDTH * 4 * 16)  # a gigabyte of float32
 
 def resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096
+    return pages * mmap.PAGESIZE
 
 
 def test_blocks_take_memory_when_they_are_written_to() -> None:

@@ -233,14 +233,14 @@ def test_memory_grows_with_the_experts_loaded_and_not_with_the_file(
     build_reference(case, tmp_path, save_original_format=not fused)
     expert_mib = 3 * 512 * 340 * 4 / 2**20
     script = textwrap.dedent("""
-        import sys, pathlib, torch
+        import resource, sys, pathlib, torch
         from moesaic.models.weights.checkpoint import Checkpoint
         from moesaic.models.configuration.config import load_config
         from moesaic.models.weights.experts import load_expert
 
         def resident_mib():
             pages = int(open("/proc/self/statm").read().split()[1])
-            return pages * 4096 / 2**20
+            return pages * resource.getpagesize() / 2**20
 
         directory = pathlib.Path(sys.argv[1])
         config, checkpoint = load_config(directory), Checkpoint(directory)
