@@ -1,6 +1,5 @@
 """Compiles the C sources together with their drivers, so that sanitizers watch them."""
 
-import hashlib
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from tempfile import TemporaryDirectory
 
 from moesaic.native import header
 from moesaic.native.compile import VARIANTS
+from tests.native.kept import kept
 
 HERE = Path(__file__).parent
 SOURCES = header.HEADER.parent
@@ -41,49 +41,43 @@ def missing(sanitizer: str) -> str | None:
         return f"-fsanitize={sanitizer} does not run here: {ran.stderr}" if ran.returncode else None
 
 
-def fuzz_driver(folder: Path, variant: str) -> Path:
-    """Compile the driver of ``tests/native/fuzz`` for a variant of processor, into ``folder``."""
+def fuzz_driver(variant: str) -> Path:
+    """Compile the driver of ``tests/native/fuzz`` for a variant of processor."""
     drivers = sorted((HERE / "fuzz").glob("*.c"))
     wrap = "-Wl," + ",".join(f"--wrap={name}" for name in WRAPPED)
-    return _link(folder, f"fuzz-{variant}", drivers, [*MEMORY, *VARIANTS[variant].flags], [wrap])
+    return _linked(f"fuzz-{variant}", drivers, [*MEMORY, *VARIANTS[variant].flags], [wrap])
 
 
-def threads_driver(folder: Path, variant: str) -> Path:
-    """Compile the driver of ``tests/native/threads``."""
+def threads_driver(variant: str) -> Path:
+    """Compile the driver of ``tests/native/threads`` for a variant of processor."""
     drivers = sorted((HERE / "threads").glob("*.c"))
     drivers += [HERE / "fuzz" / f"{name}.c" for name in SHARED]
-    return _link(folder, f"threads-{variant}", drivers, [*RACES, *VARIANTS[variant].flags], [])
+    return _linked(f"threads-{variant}", drivers, [*RACES, *VARIANTS[variant].flags], [])
 
 
-def _link(
-    folder: Path, name: str, drivers: Sequence[Path], flags: list[str], more: list[str]
-) -> Path:
-    """Link the drivers and the sources, and compile those that have changed since the last time."""
+def _linked(name: str, drivers: Sequence[Path], flags: list[str], more: list[str]) -> Path:
+    """Compile and link the drivers and the sources, unless an earlier run did so with this compiler."""
     sources = [source for source in sorted(SOURCES.rglob("*.c")) if source.stem not in LEFT_OUT]
-    headers = b"".join(each.read_bytes() for top in (SOURCES, HERE) for each in _headers(top))
+    headers = [header for top in (SOURCES, HERE) for header in sorted(top.rglob("*.h"))]
     command = ["gcc", *FLAGS, *flags, f"-I{SOURCES}", f"-I{HERE / 'fuzz'}"]
 
-    def compiled(source: Path) -> Path:
-        digest = hashlib.sha256(repr(command).encode() + headers + source.read_bytes())
-        target = folder / f"{name}-{source.stem}-{digest.hexdigest()[:16]}.o"
-        if not target.exists():
+    def make(target: Path) -> None:
+        def compiled(source: Path) -> Path:
+            to = target.with_name(f"{source.parent.name}-{source.stem}.o")
             warned = ["-Wall", "-Wextra", "-Werror"] if source in drivers else []
-            _run([*command, *warned, "-c", str(source), "-o", f"{target}.new"])
-            Path(f"{target}.new").rename(target)
-        return target
+            _run([*command, *warned, "-c", str(source), "-o", str(to)])
+            return to
 
-    with ThreadPoolExecutor(2) as pool:
-        objects = list(pool.map(compiled, [*drivers, *sources]))
-    for old in set(folder.glob(f"{name}-*.o")) - set(objects):
-        old.unlink()
-    _run([*command, "-o", str(folder / name), *map(str, objects), *more, "-lm"])
-    return folder / name
+        with ThreadPoolExecutor(2) as pool:
+            objects = list(pool.map(compiled, [*drivers, *sources]))
+        _run([*command, "-o", str(target), *map(str, objects), *more, "-lm"])
 
-
-def _headers(top: Path) -> list[Path]:
-    return sorted(top.rglob("*.h"))
+    read = [each.read_bytes() for each in (*drivers, *sources, *headers)]
+    how = repr((FLAGS, flags, more, _run(["gcc", "--version"])))
+    return kept(name, [how.encode(), *read], make)
 
 
-def _run(command: Sequence[str]) -> None:
+def _run(command: Sequence[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    return done.stdout

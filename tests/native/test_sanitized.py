@@ -1,6 +1,6 @@
 """The C sources among hostile and hasty peers, watched by sanitizers: ``make fuzz`` does the same for long.
 
-A round that fails says how it is played again. The drivers lie in ``.pytest_cache/d/sanitized``.
+A round that fails says how it is played again.
 """
 
 import os
@@ -26,13 +26,6 @@ watched = pytest.mark.skipif(
 raced = pytest.mark.skipif(missing("thread") is not None, reason=missing("thread") or "")
 
 
-@pytest.fixture
-def built(request: pytest.FixtureRequest) -> Path:
-    """Where compiled drivers stay."""
-    assert request.config.cache
-    return request.config.cache.mkdir("sanitized")
-
-
 def played(driver: Path, *arguments: int) -> str:
     """Run a driver; return its last words, if it found nothing."""
     command = [str(driver), *map(str, arguments)]
@@ -42,11 +35,8 @@ def played(driver: Path, *arguments: int) -> str:
 
 
 @watched
-@pytest.mark.parametrize("variant", dict.fromkeys([this_variant(), "any"]))
-def test_messages_of_hostile_peers_are_taken_or_refused_within_bounds(
-    built: Path, variant: str
-) -> None:
-    driver = fuzz_driver(built, variant)
+def test_messages_of_hostile_peers_are_taken_or_refused_within_bounds() -> None:
+    driver = fuzz_driver(this_variant())
 
     told = played(driver, 1, ROUNDS)
 
@@ -54,8 +44,8 @@ def test_messages_of_hostile_peers_are_taken_or_refused_within_bounds(
 
 
 @raced
-def test_no_thread_misses_its_wake_up_or_races_another(built: Path) -> None:
-    driver = threads_driver(built, this_variant())
+def test_no_thread_misses_its_wake_up_or_races_another() -> None:
+    driver = threads_driver(this_variant())
 
     told = played(driver, 1, *HASTE)
 
@@ -65,11 +55,11 @@ def test_no_thread_misses_its_wake_up_or_races_another(built: Path) -> None:
 @watched
 @pytest.mark.slow
 @pytest.mark.timeout(0)
-def test_nothing_is_found_for_long(built: Path) -> None:
+def test_nothing_is_found_for_long() -> None:
     seed = first = random.SystemRandom().randrange(1 << 32)
     print(f"\nseeds from {first} on, for {SECONDS:.0f} s")
-    drivers = [fuzz_driver(built, variant) for variant in RUNNABLE]
-    threads = None if missing("thread") else threads_driver(built, this_variant())
+    drivers = [fuzz_driver(variant) for variant in RUNNABLE]
+    threads = None if missing("thread") else threads_driver(this_variant())
     until = time.monotonic() + SECONDS
     for turn in count():
         driver, rounds = drivers[turn % len(drivers)], 5 * ROUNDS

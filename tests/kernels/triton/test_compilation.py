@@ -1,6 +1,5 @@
 """Every kernel compiles for a Hopper GPU and fits it, though there is none here."""
 
-import hashlib
 import json
 import os
 import subprocess
@@ -9,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.native.kept import kept
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 
@@ -20,35 +21,21 @@ STACK_BYTES = 512  # a latent tile of 64 rows spills 456, and was still the fast
 
 
 @pytest.fixture(scope="module")
-def compiled(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> list[dict[str, Any]]:
+def compiled() -> list[dict[str, Any]]:
     """What became of every kernel; known from an earlier run as long as no source has changed."""
-    cache, key = request.config.cache, _digest()
-    known = cache.get("moesaic/hopper", {}) if cache else {}
-    if key not in known:
-        known = {key: _compile(tmp_path_factory.mktemp("triton"))}
-        if cache:
-            cache.set("moesaic/hopper", known)
-    return list(known[key])
+    sources = [*sorted(KERNELS.rglob("*.py")), SCRIPT]
+    read = [triton.__version__.encode(), *(source.read_bytes() for source in sources)]
+    return [json.loads(line) for line in kept("hopper", read, _compile).read_text().splitlines()]
 
 
-def _digest() -> str:
-    """A digest of the kernels' sources, of what compiles them, and of the compiler's version."""
-    digest = hashlib.sha256(triton.__version__.encode())
-    for source in [*sorted(KERNELS.rglob("*.py")), SCRIPT]:
-        digest.update(source.read_bytes())
-    return digest.hexdigest()
-
-
-def _compile(directory: Path) -> list[dict[str, Any]]:
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(directory)}
+def _compile(target: Path) -> None:
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(target.with_name("triton"))}
     environment.pop("TRITON_INTERPRET", None)
     done = subprocess.run(
         [sys.executable, str(SCRIPT)], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    target.write_text(done.stdout)
 
 
 def test_every_kernel_fits_the_registers_and_the_shared_memory(
