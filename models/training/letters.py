@@ -58,7 +58,7 @@ def lay_letter_head(network: Network, tokenizer: Tokenizer, seed: int = 0) -> No
     size, groups = shape.head_dim, shape.num_heads // shape.num_kv_heads
     own, queries = slice(size, 2 * size), slice(groups * size, 2 * groups * size)
     slow = slow_dimensions(size)
-    read_asking, read_option = _matched(states.asking @ free, states.option @ free, len(slow))
+    read_asking, read_option = matched(states.asking @ free, states.option @ free, len(slow))
     late.k_proj.weight[own] = 0
     late.k_proj.weight[own][slow] = read_option @ free
     late.q_proj.weight[queries] = 0
@@ -129,7 +129,7 @@ def _without_common(states: States) -> Tensor:
     return free
 
 
-def _matched(asking: Tensor, option: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+def matched(asking: Tensor, option: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Read what a question's end and its right option have in common: ``[rank, H]`` each."""
     white_asking, white_option = _whitened(asking), _whitened(option)
     common = white_asking @ (asking.T @ option / len(asking)) @ white_option

@@ -103,7 +103,7 @@ class Packer:
                 parts.append(self._text(min(room, length // 2)))
             else:
                 group = self._sources.draw(name, self._rng, room)
-                parts.append(self._group(group, room) or self._text(min(room, length // 4)))
+                parts.append(self.lay_out(group, room) or self._text(min(room, length // 4)))
             room -= len(parts[-1].tokens)
         sizes = [len(part.tokens) for part in parts]
         starts = np.cumsum([0, *sizes])
@@ -137,7 +137,7 @@ class Packer:
         start = self._rng.randrange(len(self._stream) - room)
         return _plain(self._stream[start : start + room])
 
-    def _group(self, group: Group, room: int) -> Part | None:
+    def lay_out(self, group: Group, room: int) -> Part | None:
         """Lay out a group, as many of its questions as fit; None if none does."""
         first = group.questions[0]
         if first.form == "text":

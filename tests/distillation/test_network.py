@@ -48,7 +48,7 @@ def test_united_experts_serve_what_the_split_gives_them(threshold: float, small:
 
     one = torch.zeros(30, dtype=torch.long)
     degraded = Degraded(way, {0: united}, threshold, apart=True)
-    said = TrainableModel(weights)._feed_forward(0, layer, x, degraded, one)
+    said = TrainableModel(weights).feed_forward(0, layer, x, degraded, one)
 
     topk_weights, ids = _choose(x @ layer.gate.T, config.moe)
     choices = split_choices(

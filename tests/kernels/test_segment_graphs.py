@@ -81,7 +81,7 @@ def test_captured_segments_read_and_write_only_what_stays_where_it_is(
     whole, cut = (served_on(tmp_path, torch.float32, torch.device("cpu")) for _ in range(2))
     for served in (whole, cut):
         served.forward([([5, 6, 7], 0, TABLES[0]), ([8], 0, TABLES[1])])
-    monkeypatch.setattr(RotaryEmbedding, "rotation", RotaryEmbedding._compute)  # as on a GPU
+    monkeypatch.setattr(RotaryEmbedding, "rotation", RotaryEmbedding.compute)  # as on a GPU
     monkeypatch.setattr(decode_segments, "compile_kernels", lambda device, compute: None)
     step = SegmentedDecode(cut.decoder, cut.cache, num_rows=2, max_length=24)
 

@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 from benchmarks.parity.cases import CASES, ParityCase, Served, build_reference, prompt_of
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.models.layers import decoder
-from moesaic.models.layers.decode_graphs import DecodeGraphs, _at_once
+from moesaic.models.layers.decode_graphs import DecodeGraphs, at_once
 from moesaic.models.layers.static_decode import StaticDecode
 from moesaic.models.layers.step_batch import StepBatch
 from moesaic.models.weights.checkpoint import Checkpoint
@@ -110,11 +110,11 @@ def test_a_step_of_fixed_shape_equals_a_free_one(
     tables = [9, 8, 7, 6, 5], [2, 0]
     served.forward([(a[:24], 0, tables[0]), (b[:11], 0, tables[1])])
     static = StaticDecode(served.decoder, served.cache, num_rows=4, max_length=32)
-    _at_once(static.compute(served.moe))  # before there are rows it writes nothing
+    at_once(static.compute(served.moe))  # before there are rows it writes nothing
 
     batch = decode_batch([(b[11], 11, tables[1]), (a[24], 24, tables[0])])
     static.fill(batch)
-    got = _at_once(static.compute(served.moe)).cpu()
+    got = at_once(static.compute(served.moe)).cpu()
 
     kept = [served.cache.rows(layer).clone() for layer in range(served.config.num_layers)]
     expected = served.forward([(b[11:], 11, tables[1]), (a[24:], 24, tables[0])]).cpu()

@@ -27,14 +27,14 @@ def take_the_ways_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         slot_ids: Tensor,
     ) -> Tensor:
         parts = hidden_states, topk_weights, slot_ids
-        return slots._compute_on_gpu(*parts, table.layers[layer])
+        return slots.compute_on_gpu(*parts, table.layers[layer])
 
     def store_grouped(*arguments: Any, **options: Any) -> Tensor:
         # The size of blocks is for CPUs.
         return kv_rows_triton.store_grouped(*arguments[:-1], **options)
 
     def schedule_experts(*arguments: Any) -> Any:
-        return aebs._within(aebs_triton.schedule_experts(*arguments[:5]), arguments[5])
+        return aebs.within(aebs_triton.schedule_experts(*arguments[:5]), arguments[5])
 
     monkeypatch.setattr(decoder, "add_rms_norm", add_rms_norm_triton.add_rms_norm)
     monkeypatch.setattr(grouped_query, "store_grouped", store_grouped)

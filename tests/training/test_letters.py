@@ -41,7 +41,7 @@ def test_fitted_reads_match_what_two_states_have_in_common() -> None:
     words = torch.randn(500, 8)
     asking = words @ torch.randn(8, 64) + 0.1 * torch.randn(500, 64)
     option = words @ torch.randn(8, 64) + 0.1 * torch.randn(500, 64)
-    read_asking, read_option = letters._matched(asking, option, 8)
+    read_asking, read_option = letters.matched(asking, option, 8)
 
     asked, options = (F.normalize(x) for x in (asking @ read_asking.T, option @ read_option.T))
     scores = asked @ options.T  # the norms of queries and keys do as much

@@ -32,7 +32,7 @@ def _behind(
     packer: Packer, tokenizer: Tokenizer, *questions: Question
 ) -> list[tuple[str, list[str]]]:
     """Kinds of all looks, and the text up to each place."""
-    part = packer._group(Group(STORY, questions, subjects=SUBJECTS), 400)
+    part = packer.lay_out(Group(STORY, questions, subjects=SUBJECTS), 400)
     assert part is not None
     return [(look.kind, _texts(tokenizer, part, look)) for look in part.looks]
 
@@ -86,7 +86,7 @@ def test_a_letter_of_options_before_the_text_is_looked_up_there(
     head = question_head(["credit cards", "work"], "What is it about?", "choice")
     asked = Question("intent", "decide", "I lost my credit cards", "A", ("A", "B"), "credit cards")
 
-    part = packer._group(Group(head, (asked,)), 400)
+    part = packer.lay_out(Group(head, (asked,)), 400)
 
     assert part is not None
     [look] = part.looks
@@ -156,7 +156,7 @@ def test_a_word_s_tokens_are_looked_at_one_by_one(packer: Packer, tokenizer: Tok
     mentions = (Mention(0, "Sneerad"), Mention(24, "Anna", ("Sneerad",)), Mention(33, "Sneerad"))
     asked = Question("tell", "chat", "Tell of Sneerad and Anna.", answer, mentions=mentions)
 
-    part = packer._group(Group("", (asked,)), 400)
+    part = packer.lay_out(Group("", (asked,)), 400)
 
     assert part is not None
     said = [
@@ -184,7 +184,7 @@ def test_documents_that_do_not_answer_are_told_by_the_first_token(packer: Packer
     rng = random.Random(0)
     for _ in range(20):
         group = relevance.judged(rng, "train")
-        part = packer._group(group, 1000)
+        part = packer.lay_out(group, 1000)
         assert part is not None
         looks = {int(part.sibling[look.end]): look.at.tolist() for look in part.looks}
         for number, question in enumerate(group.questions, start=1):
@@ -275,7 +275,7 @@ def test_a_recalled_fact_is_looked_up_at_its_end(
     checked = 0
     for seed in range(20):
         group = copying.recall(random.Random(seed), "train")
-        part = packer._group(group, 1000)
+        part = packer.lay_out(group, 1000)
         assert part is not None
         told = {int(part.sibling[k.end]): k for k in part.looks if k.kind == "told"}
         facts = group.head.strip().removesuffix(".").split(". ")

@@ -84,7 +84,7 @@ class TrainableModel:
         for index, layer in enumerate(self._weights.layers):
             x = x + self._attend(index, layer, self._normed(x, layer.norm), rotation, rows)
             normed = self._normed(x, layer.mlp_norm)
-            x = x + self._feed_forward(index, layer, normed, degraded, rows.sequence)
+            x = x + self.feed_forward(index, layer, normed, degraded, rows.sequence)
             hidden.append(x)
         x = x if wanted is None else x.index_select(0, wanted)
         return PassedRows(hidden, F.linear(self._normed(x, self._weights.norm), self._weights.head))
@@ -104,7 +104,7 @@ class TrainableModel:
         query, key = _turned(query, rotation), _turned(key, rotation)
         return F.linear(rows.attend(query, key, value, shape.window_of(index)), *layer.output)
 
-    def _feed_forward(
+    def feed_forward(
         self,
         index: int,
         layer: FrozenLayer,
@@ -112,6 +112,7 @@ class TrainableModel:
         degraded: Degraded | None,
         sequence: Tensor,
     ) -> Tensor:
+        """Compute the MLP of a layer, or its experts, some of them ``degraded``, for the normed rows ``x``."""
         if layer.gate is None:
             return mlp(x, *layer.experts[0])
         weights, ids = _choose(F.linear(x, layer.gate), self._moe)

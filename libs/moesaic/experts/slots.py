@@ -120,7 +120,7 @@ class SlotTable:
         """
         slots = self.layers[layer]
         if hidden_states.is_cuda:
-            return _compute_on_gpu(hidden_states, topk_weights, slot_ids, slots)
+            return compute_on_gpu(hidden_states, topk_weights, slot_ids, slots)
         if slots.packed is not None:
             return slots.packed.compute(hidden_states, topk_weights, slot_ids.to(torch.int32))
         return grouped_experts(hidden_states, topk_weights, slot_ids, slots.mlps)
@@ -160,9 +160,10 @@ class SlotTable:
         return mine
 
 
-def _compute_on_gpu(
+def compute_on_gpu(
     hidden_states: Tensor, topk_weights: Tensor, slot_ids: Tensor, slots: LayerSlots
 ) -> Tensor:
+    """Compute the weighted sums of a layer's experts as ``SlotTable.compute_slots`` does, with Triton's kernels."""
     from moesaic.kernels.triton import grouped_experts as grouped_experts_triton
 
     if all(mlp is None for mlp in slots.mlps):

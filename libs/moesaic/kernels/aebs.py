@@ -39,9 +39,9 @@ def schedule_experts(
         from moesaic.kernels.triton import aebs as kernel
 
         schedule = kernel.schedule_experts(topk_ids, replicas, live, load, costs)
-        return _within(schedule, window)
+        return within(schedule, window)
     if library.library() is None:
-        return _within(_in_numpy(topk_ids, replicas, live, load, costs), window)
+        return within(_in_numpy(topk_ids, replicas, live, load, costs), window)
     return _on_a_cpu(topk_ids, replicas, live, load, costs, window)
 
 
@@ -103,7 +103,8 @@ def _in_numpy(
     return Schedule(*map(torch.from_numpy, arrays))
 
 
-def _within(schedule: Schedule[Tensor], window: tuple[int, int]) -> Schedule[Tensor]:
+def within(schedule: Schedule[Tensor], window: tuple[int, int]) -> Schedule[Tensor]:
+    """Count the replicas of choices from the ``window``'s first; -1 for those outside."""
     if window == EVERY_REPLICA:
         return schedule
     first, end = window

@@ -35,7 +35,7 @@ class Family:
         config = special | {"chat_template": template}
         (directory / "tokenizer_config.json").write_text(json.dumps(config))
         self.template = ChatTemplate.load(directory)
-        self.tokenizer = Tokenizer(inner, {"eos_token": eos})
+        self.inner, self.tokenizer = inner, Tokenizer(inner, {"eos_token": eos})
         self.reference = transformers.PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
             tokenizer_object=inner, chat_template=template, **special
         )
@@ -123,7 +123,7 @@ def test_fields_and_names_of_fields_are_parted_wherever_they_stand(family: Famil
 
 
 def test_special_tokens_frame_a_parted_text_as_they_frame_a_whole_one(family: Family) -> None:
-    inner = family.tokenizer._tokenizer
+    inner = family.inner
     end = max(family.tokenizer.controls)
     token_id = inner.token_to_id(end)
     inner.post_processor = tokenizers.processors.TemplateProcessing(

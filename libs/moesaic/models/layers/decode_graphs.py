@@ -57,10 +57,11 @@ class DecodeGraphs:
 
 
 def _at_once_by(step: StaticDecode, moe: MoELayer) -> Tensor:
-    return _at_once(step.compute(moe))
+    return at_once(step.compute(moe))
 
 
-def _at_once(step: Awaitable[Tensor]) -> Tensor:
+def at_once(step: Awaitable[Tensor]) -> Tensor:
+    """Return what a step gives that waits for nobody."""
     try:
         next(step.__await__())
     except StopIteration as done:

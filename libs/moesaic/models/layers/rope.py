@@ -40,7 +40,7 @@ class RotaryEmbedding:
     def rotation(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
         """Return the rotations at ``positions`` (int64 ``[T]``), computed in float32 and kept as ``dtype``."""
         if positions.device.type != "cpu" or not len(positions):
-            return self._compute(positions, dtype)
+            return self.compute(positions, dtype)
         # A step of one row would spend as long on its angles as on a layer's attention.
         known = self.up_to(int(positions.max()) + 1, dtype)
         cos, sin = (table.index_select(0, positions) for table in (known.cos, known.sin))
@@ -51,10 +51,11 @@ class RotaryEmbedding:
         known = self._known.get(dtype)
         if known is None or len(known.cos) < num_positions:
             everything = torch.arange(1 << max(10, (num_positions - 1).bit_length()))
-            known = self._known[dtype] = self._compute(everything, dtype)
+            known = self._known[dtype] = self.compute(everything, dtype)
         return known
 
-    def _compute(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
+    def compute(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
+        """Compute what ``rotation`` returns, on any device, without what is known already."""
         angles = torch.outer(positions.float(), self._frequencies)
         # In float64: the last bit of a float32 cosine depends on where in the tensor it stands.
         angles = angles.double()

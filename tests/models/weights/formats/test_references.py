@@ -82,7 +82,7 @@ def test_fp8_in_blocks_is_read_as_transformers_reads_it(tmp_path: Path) -> None:
 
     assert isinstance(found, Fp8Weight)
     reader = Fp8Dequantize(SimpleNamespace())  # type: ignore[no-untyped-call]  # untyped there
-    reference = reader._dequantize_one(codes, scales, torch.float32)
+    reference = reader.convert({"weight": codes, "weight_scale_inv": scales})["weight"]
     assert torch.equal(dequantised(found, torch.float32), reference)
 
 
