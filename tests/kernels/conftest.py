@@ -1,8 +1,9 @@
 """Where kernels run: on a GPU where there is one, else in Triton's interpreter."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,23 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     if request.param == "cpu" and not interpreted:
         pytest.skip("kernels are compiled for the CUDA device here, not interpreted")
     return torch.device(request.param)
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Path]:
+    """Where the random model of a case of parity lies, which is built once."""
+    # Imported here: the machine of `make gpu` may lack what it imports.
+    from benchmarks.parity.cases import build_reference
+
+    found: dict[str, Path] = {}
+
+    def built(case: Any) -> Path:
+        if str(case) not in found:
+            found[str(case)] = tmp_path_factory.mktemp("model")
+            build_reference(case, found[str(case)])
+        return found[str(case)]
+
+    return built
 
 
 @pytest.fixture(scope="session")

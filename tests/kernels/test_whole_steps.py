@@ -1,7 +1,9 @@
 """A step in one call against the calls that it is made of: the same bits."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from benchmarks.parity.cases import CASES, CPU, ParityCase, build_reference, prompt_of
+from benchmarks.parity.cases import CASES, CPU, ParityCase, prompt_of
 from moesaic.brownout.split import Level
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.kernels.held_bytes import Quantization
@@ -122,10 +124,9 @@ def test_one_call_gives_the_bits_of_its_pieces(
     dtype: torch.dtype,
     quantization: Quantization,
     block_size: int,
-    tmp_path: Path,
+    built: Callable[[Any], Path],
 ) -> None:
-    build_reference(case, tmp_path)
-    both = Both(tmp_path, quantization, block_size, dtype)
+    both = Both(built(case), quantization, block_size, dtype)
     a, b, c = (prompt_of(NUM_TOKENS, seed=seed) for seed in range(3))
     tables = [7, 0, 11, 5, 2], [3, 13, 4, 1, 20, 22], [9, 8, 6, 10, 12]
 
@@ -151,10 +152,9 @@ RUNGS = [
 @pytest.mark.parametrize("rung", RUNGS, ids=str)
 @pytest.mark.parametrize("case", WHOLE[:2], ids=str)
 def test_degraded_steps_have_the_bits_and_counts_of_their_pieces(
-    case: ParityCase, rung: Rung, quantization: Quantization, tmp_path: Path
+    case: ParityCase, rung: Rung, quantization: Quantization, built: Callable[[Any], Path]
 ) -> None:
-    build_reference(case, tmp_path)
-    both = Both(tmp_path, quantization)
+    both = Both(built(case), quantization)
     a, b = (prompt_of(NUM_TOKENS, seed=seed) for seed in range(2))
     tables = [7, 0, 11], [3, 13, 4]
     both.step([(a[:30], 0, tables[0])])
@@ -172,17 +172,14 @@ def test_degraded_steps_have_the_bits_and_counts_of_their_pieces(
 
 @pytest.mark.parametrize("case", OTHERS, ids=str)
 def test_models_with_layers_of_other_kinds_go_piece_by_piece(
-    case: ParityCase, tmp_path: Path
+    case: ParityCase, built: Callable[[Any], Path]
 ) -> None:
-    build_reference(case, tmp_path)
-    assert Both(tmp_path).whole is None
+    assert Both(built(case)).whole is None
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
-    directory = tmp_path_factory.mktemp("model")
-    build_reference(next(case for case in WHOLE if case.name == "yarn"), directory)
-    return Both(directory)
+def both(built: Callable[[Any], Path]) -> Both:
+    return Both(built(next(case for case in WHOLE if case.name == "yarn")))
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
