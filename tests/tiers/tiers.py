@@ -4,14 +4,12 @@ from dataclasses import dataclass
 
 # Tests that need another environment, or half an hour: commands of their own run them.
 APART = ("tests/clients/", "tests/compose/", "tests/soak/")
-# Tests of what prepares, measures and simulates, and tests that compile for minutes: the quick tier runs those that a
-# change reaches, and no others.
+# Tests of training and of benchmarks, and tests that compile for minutes: the quick tier runs those that a change
+# reaches, and no others.
 ON_CHANGE = (
     "tests/benchmarks/",
-    "tests/distillation/",
     "tests/kernels/triton/test_compilation.py",
     "tests/native/test_sanitized.py",
-    "tests/simulation/",
     "tests/training/",
 )
 # Folders with tests that start suites.
