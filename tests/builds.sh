@@ -28,5 +28,5 @@ from moesaic.native.compile import VARIANTS, lacking
 for name in VARIANTS:
     print(name, ", ".join(sorted(lacking(name))))')
 [ ${#told[@]} -gt 0 ] || status=1
-printf '%s\n' "${told[@]}"
+printf 'kernels %s\n' "${told[@]}" | tee .venv/builds.log
 exit $status
