@@ -137,6 +137,15 @@ def pytest_runtest_makereport(
     return report
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Compute alike on any number of cores. Small models gain nothing from threads, which wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     """Give each test the same random numbers, whichever tests ran before it in this process."""

@@ -1,12 +1,11 @@
 """A small random model of every family, and rows for it."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks.parity.cases import CASES, VOCAB_SIZE, ParityCase, build_reference, prompt_of
 from moesaic.distillation.texts import LearningSequence, LearningText
@@ -65,12 +64,3 @@ def text() -> LearningText:
     ]
     assert max(max(own.tokens) for own in sequences) < VOCAB_SIZE
     return LearningText(sequences[:50], sequences[50:])
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Small products gain nothing from threads, which wait for each other where other tests run."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

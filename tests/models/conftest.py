@@ -1,13 +1,12 @@
 """Small model directories for the tests of this room."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tokenizers
-import torch
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from benchmarks.parity.cases import CASES, build_reference
@@ -20,15 +19,6 @@ TEXTS = [
     "Größe, naïve façade; 漢字とかな, 한국어, emoji 👩‍👩‍👧 and 🏳️‍🌈!",
     "def f(x):\n    return {'a': x ** 2}\n",
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Small models gain nothing from threads, which wait for each other where other tests run."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
