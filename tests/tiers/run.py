@@ -1,7 +1,8 @@
-"""Runs a tier of tests in two processes, and tells what it took beside its budget.
+"""Runs a tier of tests in three processes, and tells what it took beside its budget.
 
 ``python -m tests.tiers.run TIER``; the Makefile has a target for each. Processes collect their own files only: files
-are shared among them by what they cost. Where suites start, pytest-xdist hands the files out instead.
+are shared among them by what they cost. Many tests wait, so three keep two cores busy. Where suites start, pytest-xdist
+hands the files out instead, to two processes.
 """
 
 import argparse
@@ -141,7 +142,7 @@ def main() -> None:
     """Run a tier; the exit status is pytest's."""
     parser = argparse.ArgumentParser(prog="python -m tests.tiers.run")
     parser.add_argument("tier", choices=list(TIERS))
-    parser.add_argument("--processes", type=int, default=int(os.environ.get("PROCESSES") or 2))
+    parser.add_argument("--processes", type=int)
     parser.add_argument(
         "--changed", action="store_true", help="run files whole that a change reaches"
     )
@@ -159,23 +160,25 @@ def main() -> None:
         whole = (
             whole if arguments.changed else {file for file in whole if file.startswith(ON_CHANGE)}
         )
+    usual = 2 if TIERS[arguments.tier].starts_suites else 3
+    processes = arguments.processes or int(os.environ.get("PROCESSES") or usual)
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         records = Path(os.environ.get("TEST_RECORDS") or Path(folder) / "records.jsonl")
         commands = commands_of(
             arguments.tier,
-            arguments.processes,
+            processes,
             arguments.part,
             whole,
             records,
             arguments.coverage,
             more,
         )
-        processes = Processes(commands)
-        status = processes.wait()
+        running = Processes(commands)
+        status = running.wait()
         lines = records.read_text(encoding="utf-8").splitlines() if records.exists() else []
         took_s = time.monotonic() - began_s
-        print(told(arguments.tier, processes.counts, [json.loads(line) for line in lines], took_s))
+        print(told(arguments.tier, running.counts, [json.loads(line) for line in lines], took_s))
     if arguments.coverage:
         for command in (["combine", "-q"], ["report", "--format=total"]):
             subprocess.run([sys.executable, "-m", "coverage", *command], cwd=ROOT, check=False)
