@@ -15,10 +15,17 @@ from tests.tiers.reached import ROOT
 NUM_BUSY = 4
 # Tests of what waits for others: they are the first to fail where a machine is slow.
 CHOSEN = (
+    "tests/attention/test_admin.py",
+    "tests/attention/test_brownout.py",
+    "tests/attention/test_modes.py",
     "tests/cluster",
     "tests/dispatch/routed",
     "tests/dispatch/two_phase",
     "tests/edge_agent",
+    "tests/engine/test_brownout.py",
+    "tests/engine/test_engine_trouble.py",
+    "tests/engine/test_held_tokens.py",
+    "tests/engine/test_micro_batches.py",
     "tests/expert",
     "tests/gateway/workers",
     "tests/scheduler/test_scheduler.py",
