@@ -76,7 +76,7 @@ stress: .venv/installed-dev
 
 # All that continuous integration leaves out: slow tests, all examples of properties by a new seed, clients, containers.
 nightly: .venv/installed-dev
-	@$(MAKE) -k lint test-nightly test-builds stress test-compose test-clients lm-eval fuzz soak
+	@MARKS=compose $(MAKE) -k lint test-nightly test-builds stress test-compose test-clients lm-eval fuzz soak
 
 test-nightly: .venv/installed-dev
 	@ALL_EXAMPLES=1 OPENAPI_EXAMPLES=20 $(TIER) nightly $(ARGS)

@@ -66,4 +66,4 @@ else
 fi
 
 python3 deploy/make_secrets.py
-"${within[@]}" .venv/bin/pytest -v -m compose "${@:-tests/compose}"
+"${within[@]}" .venv/bin/pytest -v -m "${MARKS:-compose and not slow}" "${@:-tests/compose}"

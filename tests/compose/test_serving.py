@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 import pytest
@@ -78,7 +79,12 @@ def _cut(containers: Containers, name: str, network: str) -> None:
     containers.connect(name, name.split("-")[-2], network)
 
 
-@pytest.mark.parametrize("fault", [stop, kill, pause, cut_tensors, cut_control])
+def slowly(fault: Fault) -> Any:
+    """Leave a fault to ``make nightly``."""
+    return pytest.param(fault, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("fault", [*map(slowly, (stop, pause, cut_control)), kill, cut_tensors])
 def test_an_expert_worker_that_fails_under_load_costs_no_wrong_answer_and_is_taken_back(
     containers: Containers, client: httpx.Client, expected: Answers, fault: Fault
 ) -> None:
@@ -98,7 +104,7 @@ def test_an_expert_worker_that_fails_under_load_costs_no_wrong_answer_and_is_tak
     assert fault is cut_tensors or bool(restarted) == (fault in (stop, kill))
 
 
-@pytest.mark.parametrize("fault", [stop, kill, pause, cut_control])
+@pytest.mark.parametrize("fault", [*map(slowly, (stop, pause)), kill, cut_control])
 def test_requests_go_on_without_redis_and_its_return_needs_nobody(
     containers: Containers, client: httpx.Client, expected: Answers, fault: Fault
 ) -> None:
