@@ -140,6 +140,9 @@ def main() -> None:
         left_out = shutil.ignore_patterns(".git", ".venv*", ".*_cache", "__pycache__", "run")
         shutil.copytree(ROOT, folder, symlinks=True, ignore=left_out)
         (folder / ".venv").symlink_to(ROOT / ".venv")
+        tried = sorted({test for fault in drawn for test in tests_of(fault, covered)})
+        if is_found(folder, tried):
+            raise SystemExit("tests fail without a fault: run make coverage again, or mend them")
         for number, fault in enumerate(drawn, 1):
             tests = tests_of(fault, covered)
             line = fault.put_into(folder)
