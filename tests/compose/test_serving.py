@@ -61,6 +61,7 @@ def kill(containers: Containers, name: str) -> None:
 
 def pause(containers: Containers, name: str) -> None:
     docker("pause", name)
+    # The fault is that nothing is heard of the worker for this long: no event can stand for it.
     time.sleep(LOST_S)
     docker("unpause", name)
 

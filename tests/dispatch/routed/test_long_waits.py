@@ -59,6 +59,7 @@ async def peers() -> AsyncIterator[Peers]:
 
 
 def slow(request: Frame) -> Frame:
+    # A worker that computes for long: the length is what is tested, and nothing waits for it to be over by then.
     time.sleep(LONG_S)
     return request.reply([torch.ones(len(request.tensors[0]), 64)], digest=1)
 
