@@ -22,7 +22,7 @@ from tests.tiers.chosen import PARTS, Costs
 from tests.tiers.reached import ROOT, changed_since, git, reached_by
 from tests.tiers.tiers import ON_CHANGE, TIERS, Tier
 
-PROGRESS = re.compile(r"[.FEsxX]+( *\[ *\d+%\])?$")
+PROGRESS = re.compile(r"[.FEsxXuU,]+( *\[ *\d+%\])?$")
 COUNTED = re.compile(r"(\d+) (passed|failed|errors?|skipped|deselected)")
 COVERAGE = ("-m", "coverage", "run")
 FILE_S = 0.05  # what a file costs beside its tests
