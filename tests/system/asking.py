@@ -20,6 +20,7 @@ TYPED = {  # how a request may end whose workers are lost
 }
 QUESTIONS = 6  # of a load: greedy and seeded, each streamed and not
 TOKENS = 24
+PAUSE_S = 0.1  # of a user between two questions, which leaves the cores to what is tested
 
 PROMPTS = [
     "The king said to his",
@@ -163,11 +164,12 @@ async def under_load(
             outcome = await of_load(client, number)
             if outcome.error in typed:
                 assert right[number].startswith(outcome.text), f"question {number}: {outcome}"
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(PAUSE_S)
                 continue
             said = (outcome.error, outcome.text)
             assert said == (None, right[number]), f"question {number}: {outcome}"
             load.answered[number] += 1
+            await asyncio.sleep(PAUSE_S)
 
     async with (
         httpx.AsyncClient(base_url=url, timeout=HANG_S) as client,

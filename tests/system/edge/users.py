@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from tests.system.asking import TYPED
+from tests.system.asking import PAUSE_S, TYPED
 from tests.waiting import HANG_S, until
 
 SITES = ("agent-0", "agent-1", "agent-2")
@@ -152,10 +152,11 @@ async def users_at(
             answer = await asked(client, number, kind, site)
             if answer.error in typed:
                 load.refused[site] += 1
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(PAUSE_S)
                 continue
             right.check(number, kind, site, answer)
             load.answered[site] += 1
+            await asyncio.sleep(PAUSE_S)
 
     async with site_client(url) as client, asyncio.TaskGroup() as asking:
         for site in sites:
