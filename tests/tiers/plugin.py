@@ -67,7 +67,7 @@ def file_of(item: pytest.Item) -> str:
 
 def function_of(item: pytest.Item) -> str:
     """The name of a test without its parameters."""
-    return item.nodeid.partition("::")[2].partition("[")[0]
+    return item.nodeid.partition("::")[2].partition("@")[0].partition("[")[0]
 
 
 def values_of(item: pytest.Item) -> frozenset[tuple[str, int]]:
@@ -95,7 +95,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
             record = {
                 "file": file_of(item),
                 "function": function_of(item),
-                "id": item.nodeid,
+                "id": item.nodeid.partition("@")[0],  # behind it is the group, of pytest-xdist
                 "clock_s": round(time.perf_counter() - began_s, 4),
                 "cpu_s": round(_cpu_s() - cpu_s, 4),
             }

@@ -11,7 +11,7 @@ from tests.models.layers.test_sweep_area import TABLE
 ROWS = [(prompt_of(9, seed=1), 0, TABLE)]
 
 
-@pytest.mark.parametrize("number", [2, 4])
+@pytest.mark.parametrize("number", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_an_instance_ends_with_any_of_its_ranks(number: int, tmp_path: Path) -> None:
     build_reference(CASES[0], tmp_path)
     ranks = Ranks(number)

@@ -32,7 +32,7 @@ async def test_agents_serve_on_without_scheduler_and_redis_and_are_not_restarted
 
             await until(lambda: all(is_back() for is_back in back))
             await seen.until_led()
-            # Of an agent that takes its lease later than the new scheduler its lead, experts may have moved and come back.
+            # An agent whose lease comes late is taken for lost: experts may have moved, and others come back.
             after = await seen.complete()
 
             await seen.apply(swapped(after, MOVED, 0, 2))

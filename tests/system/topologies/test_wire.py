@@ -25,7 +25,8 @@ def answers(suite: Suite) -> list[tuple[list[int], list[float]]]:
     return found
 
 
-@pytest.mark.parametrize("experts", [pytest.param("2", marks=pytest.mark.slow), "3"])
+@pytest.mark.slow
+@pytest.mark.parametrize("experts", ["2", "3"])
 def test_suites_of_packed_rows_answer_alike_with_python_and_without(
     local: Suite, tmp_path: Path, experts: str
 ) -> None:
