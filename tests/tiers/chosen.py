@@ -18,8 +18,8 @@ from itertools import combinations
 from pathlib import Path
 from zlib import crc32
 
-FREE_S = 0.1
-CASE_S = 0.1
+FREE_S = 0.2
+CASE_S = 0.2
 PARTS = 16
 COSTS = Path(__file__).with_name("costs.json")
 Values = frozenset[tuple[str, int]]
