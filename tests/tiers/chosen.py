@@ -12,7 +12,7 @@ first row other cases are drawn. ``make test-all`` runs all of them.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -22,7 +22,7 @@ FREE_S = 0.2
 CASE_S = 0.2
 PARTS = 16
 COSTS = Path(__file__).with_name("costs.json")
-Values = frozenset[tuple[str, int]]
+Values = frozenset[tuple[str, Hashable]]
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def chosen(cases: Mapping[str, Values], case_s: float, part: int) -> list[str]:
         return [case for case in cases if crc32(case.encode()) % PARTS == part]
     left = sorted(cases, key=lambda case: crc32(f"{part} {case}".encode()))
     found: list[str] = []
-    seen: set[frozenset[tuple[str, int]]] = set()
+    seen: set[Values] = set()
     for _ in range(max(1, int(CASE_S / case_s))):
         if not left:
             break
@@ -89,5 +89,4 @@ def chosen(cases: Mapping[str, Values], case_s: float, part: int) -> list[str]:
 
 def pairs(values: Values) -> set[Values]:
     """All single values and all pairs of values."""
-    ordered = sorted(values)
-    return {frozenset(each) for size in (1, 2) for each in combinations(ordered, size)}
+    return {frozenset(each) for size in (1, 2) for each in combinations(values, size)}

@@ -8,13 +8,13 @@ import os
 import resource
 import time
 from collections import defaultdict
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Hashable, Sequence
 from pathlib import Path
 
 import coverage
 import pytest
 
-from tests.tiers.chosen import Costs, chosen
+from tests.tiers.chosen import Costs, Values, chosen
 from tests.tiers.tiers import ON_CHANGE, TIERS
 
 ROOT = Path(__file__).parents[2]
@@ -70,10 +70,22 @@ def function_of(item: pytest.Item) -> str:
     return item.nodeid.partition("::")[2].partition("@")[0].partition("[")[0]
 
 
-def values_of(item: pytest.Item) -> frozenset[tuple[str, int]]:
-    """The values of a test's parameters, by name and index."""
+def values_of(item: pytest.Item) -> Values:
+    """The values of a test's parameters, by name; equal values are one, as are others that are one object."""
     spec = getattr(item, "callspec", None)
-    return frozenset(spec.indices.items()) if spec else frozenset()
+    return (
+        frozenset((name, _key(value)) for name, value in spec.params.items())
+        if spec
+        else frozenset()
+    )
+
+
+def _key(value: object) -> Hashable:
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return value
 
 
 def _cpu_s() -> float:

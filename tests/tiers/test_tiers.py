@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tiers.chosen import CASE_S, FREE_S, PARTS, Costs, chosen
+from tests.tiers.plugin import values_of
 from tests.tiers.reached import module_of, reached_by
 from tests.tiers.run import balanced, files_of
 from tests.tiers.tiers import ON_CHANGE, TIERS
@@ -35,6 +36,15 @@ def test_the_first_cases_of_a_matrix_have_as_many_pairs_as_they_can(part: int) -
     values = [MATRIX[case] for case in found]
     assert len(frozenset().union(*values)) == 4 + 3 + 3, "a value has no case"
     assert all(len(one & other) <= 1 for one in values for other in values if one != other)
+
+
+@pytest.mark.parametrize("one", [1, 2])
+@pytest.mark.parametrize("other", ["a", [2]])
+def test_a_case_has_the_values_of_its_parameters(
+    one: int, other: object, request: pytest.FixtureRequest
+) -> None:
+    known = other if isinstance(other, str) else id(other)
+    assert values_of(request.node) == {("one", one), ("other", known)}
 
 
 @given(st.dictionaries(st.text(), st.floats(0, 100), max_size=60), st.integers(1, 5))

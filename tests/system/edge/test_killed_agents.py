@@ -85,14 +85,15 @@ async def between_stages(suite: Suite, watches: Watches, kill: Kill) -> bool:
     return bool(watches["scheduler"].entries("placement.planned")[-1]["epoch"] == epoch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("phase", "agent"),
     [
-        pytest.param(preparing, "agent-0", id="a-target-while-it-loads", marks=pytest.mark.slow),
-        pytest.param(preparing, "agent-2", id="a-source-while-others-load", marks=pytest.mark.slow),
+        pytest.param(preparing, "agent-0", id="a-target-while-it-loads"),
+        pytest.param(preparing, "agent-2", id="a-source-while-others-load"),
         pytest.param(prepared, "agent-2", id="between-prepare-and-commit"),
-        pytest.param(committed, "agent-1", id="right-after-the-commit", marks=pytest.mark.slow),
-        pytest.param(between_stages, "agent-0", id="between-stages", marks=pytest.mark.slow),
+        pytest.param(committed, "agent-1", id="right-after-the-commit"),
+        pytest.param(between_stages, "agent-0", id="between-stages"),
     ],
 )
 async def test_an_agent_killed_in_a_migration_costs_no_expert_and_no_answer(

@@ -59,6 +59,7 @@ async def test_no_agent_takes_more_than_its_memory_while_experts_follow_the_traf
         assert min(most) > 0.5 * FULL  # it is not that they did not use it
 
 
+@pytest.mark.slow
 async def test_a_lowered_limit_moves_experts_away_and_a_raised_one_brings_them_back(
     roomy: Suite, right_answers: RightAnswers
 ) -> None:

@@ -83,6 +83,7 @@ def ask(suite: Suite) -> dict[str, Any]:
     return dict(answer.json())
 
 
+@pytest.mark.slow
 def test_workers_in_other_numbers_are_refused_by_name(local: Suite, tmp_path: Path) -> None:
     unlike = {"expert": ("--quantization", "int8"), "attention": ("--dtype", "float16")}
     flags = {role: ("--model", str(DEMO), *other) for role, other in unlike.items()}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import grpc
 import httpx
+import pytest
 
 from benchmarks.memory.checkpoint import write_checkpoint
 from moesaic.v1 import admin_pb2, admin_pb2_grpc
@@ -23,6 +24,7 @@ MIDDLE = (0.1, 0.9)  # parts of the bytes
 BODY = {"prompt": [3, 1, 4, 1, 5], "max_tokens": 8, "ignore_eos": True}
 
 
+@pytest.mark.slow
 def test_others_keep_what_they_have_loaded(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()

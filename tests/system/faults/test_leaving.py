@@ -5,6 +5,7 @@ import signal
 from typing import Any
 
 import httpx
+import pytest
 
 from moesaic.v1 import admin_pb2 as pb
 from moesaic.v1 import admin_pb2_grpc
@@ -35,6 +36,7 @@ async def num_retries(suite: Any, name: str) -> float:
     return float(stats.values["moesaic_step_retries_total"])
 
 
+@pytest.mark.slow
 async def test_workers_that_drain_or_are_terminated_cost_no_step(spare: Any) -> None:
     def have_all_linked() -> bool:
         peers = [

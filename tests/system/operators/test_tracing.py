@@ -7,6 +7,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from moesaic.placement.traffic.trace import Trace
 from tests.suites import MOESAIC, ROOT, Suite
 from tests.waiting import eventually
@@ -54,6 +56,7 @@ def test_a_suite_is_recorded_part_by_part_and_replayed(
     assert facts["placed_on"] == {"instances": 2, "slots": 20}
 
 
+@pytest.mark.slow
 def test_a_recording_that_cannot_be_kept_is_refused_before_it_takes_its_time(
     disaggregated: Suite, tmp_path: Path
 ) -> None:

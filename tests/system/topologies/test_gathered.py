@@ -66,6 +66,7 @@ async def test_a_killed_holder_costs_no_request(gathered: Suite) -> None:
     await watch.until("peer.linked")  # the one that came back gives its experts again
 
 
+@pytest.mark.slow
 def test_experts_in_a_file_answer_like_experts_in_memory(local: Any, tmp_path: Any) -> None:
     settings = {"MOESAIC_OFFLOAD_DIR": str(tmp_path / "experts")}
     with running(tmp_path, "--topology", "local", "--offload", settings=settings) as suite:
