@@ -177,6 +177,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen()  # before the address is given away: the server itself begins some time later
     except OSError as error:
         listener.close()
         fix = (

@@ -2,15 +2,18 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from moesaic.services.gateway.http import protocol as http_protocol
 from moesaic.services.gateway.http.protocol import MAX_HEAD_BYTES
-from tests.waiting import until
+from moesaic.services.gateway.main import http_server
+from moesaic.services.gateway.settings import GatewaySettings
 
 
 class Client:
@@ -25,13 +28,7 @@ class Client:
     @classmethod
     async def to(cls, url: str) -> "Client":
         host, port = url.removeprefix("http://").split(":")
-
-        async def connected() -> "Client | None":
-            with suppress(ConnectionRefusedError):  # it has only just been started
-                return cls(*await asyncio.open_connection(host, int(port)))
-            return None
-
-        return await until(connected)
+        return cls(*await asyncio.open_connection(host, int(port)))
 
     async def send(self, data: bytes) -> None:
         self._writer.write(data)
@@ -69,6 +66,15 @@ async def stage(open_house: Any) -> AsyncIterator[Any]:
 
 
 HEAD = b"GET /v1/models HTTP/1.1\r\nhost: here\r\n"
+
+
+async def test_a_client_may_connect_as_soon_as_the_address_is_known(model_directory: Path) -> None:
+    async def app(scope: object, receive: object, send: object) -> None:
+        """Answers nobody."""
+
+    async with http_server(GatewaySettings(model=str(model_directory), port=0), app) as address:
+        host, port = address.split(":")
+        socket.create_connection((host, int(port))).close()  # before the loop does anything more
 
 
 async def test_a_head_may_come_byte_by_byte(stage: Any) -> None:
