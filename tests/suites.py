@@ -171,10 +171,13 @@ def running(
     ``settings`` are variables of its environment alone: those of a session's fixture would reach other suites.
     """
     up = [str(MOESAIC), "up", "--detach", "--json", "--model", str(DEMO), "--port", "0", *flags]
+    environment = dict(os.environ)
+    if "--link" in flags and environment.get("UCX_NET_DEVICES") == "lo":
+        del environment["UCX_NET_DEVICES"]  # tests set it for what has no links of its own
     done = subprocess.run(
         up,
         cwd=directory,
-        env={**_of_a_user(), **PATIENT, **settings},
+        env={**environment, **PATIENT, **settings},
         capture_output=True,
         text=True,
         timeout=HANG_S,
@@ -191,15 +194,6 @@ def running(
         down = suite.cli("down")
     assert down.returncode == 0, down.stdout + down.stderr
     assert not [pid for pid in pids if _runs_in(directory, pid)]
-
-
-def _of_a_user() -> dict[str, str]:
-    """The environment without what tests set for their own process: a suite may have links of its own."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if (name, value) != ("UCX_NET_DEVICES", "lo")
-    }
 
 
 def _runs_in(directory: Path, pid: int) -> bool:
