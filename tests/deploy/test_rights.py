@@ -154,17 +154,20 @@ async def test_every_role_can_do_its_work(
             await leader.contend()
             assert leader.held
             written = {document(1): scheduler.sealed(document(1), placement), POINTER: b"1"}
-            assert await scheduler.compare_and_set({**leader.fence, POINTER: None}, written)
+
+            async def lead_to_write(new: str, values: dict[str, bytes]) -> None:
+                # A renewal of the lease may come in between, as it may for every leader.
+                while not await scheduler.compare_and_set({**leader.fence, new: None}, values):
+                    await leader.contend()
+
+            await lead_to_write(POINTER, written)
             await scheduler.append(STREAM, PlacementHint(epoch=1))
             policy = BrownoutPolicy(mode="auto")
             sealed = {POLICY: scheduler.sealed(POLICY, policy)}
-            assert await scheduler.compare_and_set({**leader.fence, POLICY: None}, sealed)
+            await lead_to_write(POLICY, sealed)
             await scheduler.append(HINTS, BrownoutHint(mode="auto"))
             for name in ("scaling:policy", "scaling:wish"):
-                sealed = {name: scheduler.sealed(name, policy)}
-                # A renewal of the lease may come in between, as it may for every leader.
-                while not await scheduler.compare_and_set({**leader.fence, name: None}, sealed):
-                    await leader.contend()
+                await lead_to_write(name, {name: scheduler.sealed(name, policy)})
             async with aclosing(watch_brownout(attention)) as found:
                 assert await anext(found) == policy
             await scheduler.append("ctl:decisions", PlacementHint(epoch=1), max_entries=9)

@@ -1,5 +1,9 @@
 """Packed bytes compute as the expert that they were packed from, bit for bit, wherever they lie."""
 
+import os
+import subprocess
+import sys
+from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -10,7 +14,9 @@ from hypothesis import strategies as st
 from moesaic.kernels.expert_layout import ExpertLayout
 from moesaic.kernels.gated_mlp import PlainMLP, make_mlp
 from moesaic.models.configuration.architecture import ClampedSwiglu
+from moesaic.native.compile import VARIANTS, can_run
 from moesaic.native.library import library
+from tests.suites import ROOT
 
 FORMS = [
     (torch.float32, "none"),
@@ -95,6 +101,40 @@ def test_names_differ_where_bytes_mean_something_else() -> None:
     names = {ExpertLayout(h, s, *form).name for h, s in ((512, 256), (256, 512)) for form in forms}
 
     assert len(names) == 2 * len(forms)
+
+
+PACKING = """
+import hashlib, torch
+from moesaic.kernels.expert_layout import ExpertLayout
+from tests.kernels.test_expert_layout import FORMS
+for dtype, quantization in FORMS:
+    layout = ExpertLayout(64, 128, dtype, quantization)
+    made = torch.Generator().manual_seed(1)
+    weights = [torch.randn(shape, generator=made) for shape in ((256, 64), (64, 128))]
+    packed = torch.zeros(layout.nbytes, dtype=torch.uint8)
+    layout.pack(*weights, packed)
+    print(layout.name, hashlib.sha256(packed.numpy()).hexdigest(), sep="|")
+"""
+
+
+@pytest.mark.skipif(library() is None, reason="there is no C compiler")
+def test_builds_that_name_a_layout_alike_pack_the_same_bytes() -> None:
+    """A file of packed experts, and those of a colleague, are taken by the name of their layout."""
+    by_name: dict[str, dict[str, str]] = defaultdict(dict)
+    for build in filter(can_run, VARIANTS):
+        packing = subprocess.run(
+            [sys.executable, "-c", PACKING],
+            env={**os.environ, "MOESAIC_KERNELS": build},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        for line in packing.stdout.splitlines():
+            name, packed = line.split("|")
+            by_name[name][build] = packed
+    assert len(by_name) >= len(FORMS)
+    assert all(len(set(builds.values())) == 1 for builds in by_name.values()), by_name
 
 
 @pytest.mark.skipif(library() is None, reason="needs a C compiler")

@@ -137,7 +137,8 @@ class ExpertLayout:
             f"{'x'.join(map(str, part.shape))}"
             for part in self._parts
         )
-        panels = f"panels of {lib().panel_width()}" if self._form[1] else "as stored"
+        widths = f"panels of {lib().panel_width()}, vectors of {lib().vector_width()}"
+        panels = widths if self._form[1] else "as stored"
         return f"{self.hidden_size}x{self.size}, {panels}: {', '.join(parts)}"
 
     @property
