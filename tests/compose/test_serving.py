@@ -76,6 +76,7 @@ def cut_control(containers: Containers, name: str) -> None:
 
 def _cut(containers: Containers, name: str, network: str) -> None:
     containers.disconnect(name, network)
+    # As in ``pause``: the length is the fault.
     time.sleep(LOST_S)
     containers.connect(name, name.split("-")[-2], network)
 

@@ -127,6 +127,7 @@ async def test_peers_that_dialled_this_side_are_answered_during_a_long_wait(peer
 
 
 def compute() -> None:
+    # It stands for a step that keeps the thread from its loop for this long; nothing waits for it to be over by then.
     time.sleep(LONG_S / 8)
 
 
