@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# Runs what computes with the CPU's kernels once for each build of them, and says which builds were tried. With
-# ALL_RAN_WITH_BEST_BUILD=1 it leaves out the best one that this CPU can run: every test that names no build has used it.
+# Runs what computes with the CPU's kernels once for each build of them, and says which builds were tried.
+#
+# AFTER_ALL=1 says that all tests have run with the best build that this CPU has: it is left out, and the others run
+# those cases of matrices that the quick tier chooses.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # Kernels, panels, sizes and plans; but for what runs kernels of GPUs, or builds of its own.
@@ -11,6 +13,10 @@ tests=(
     --ignore=tests/kernels/triton --ignore=tests/kernels/test_segment_graphs.py --ignore=tests/native/test_sanitized.py
     --ignore=tests/models/layers/test_warm_up.py --ignore=tests/models/layers/test_decode_segments.py
 )
+choice=()
+if [ -n "${AFTER_ALL:-}" ]; then
+    choice=(-p tests.tiers.plugin --tier=quick "--tier-part=$((0x0$(git rev-parse HEAD | cut -c1-8) % 16))")
+fi
 told=() status=0 lacked=0
 while read -r build lacks; do
     if [ -n "$lacks" ]; then
@@ -18,12 +24,12 @@ while read -r build lacks; do
         lacked=${#told[@]}
         continue
     fi
-    if [ ${#told[@]} = "$lacked" ] && [ -n "${ALL_RAN_WITH_BEST_BUILD:-}" ]; then
+    if [ ${#told[@]} = "$lacked" ] && [ -n "${AFTER_ALL:-}" ]; then
         told+=("$build: passed before, in all tests")
         continue
     fi
     echo "kernels: $build"
-    if MOESAIC_KERNELS=$build .venv/bin/pytest -q -n 2 --dist loadfile \
+    if MOESAIC_KERNELS=$build .venv/bin/pytest -q -n 2 --dist loadfile "${choice[@]}" \
         -m 'not suite and not slow and not gpu and not compose' "$@" "${tests[@]}" < /dev/null; then
         told+=("$build: passed")
     else

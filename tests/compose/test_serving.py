@@ -86,7 +86,7 @@ def slowly(fault: Fault) -> Any:
     return pytest.param(fault, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("fault", [*map(slowly, (stop, pause, cut_control)), kill, cut_tensors])
+@pytest.mark.parametrize("fault", [*map(slowly, (stop, pause, cut_control, cut_tensors)), kill])
 def test_an_expert_worker_that_fails_under_load_costs_no_wrong_answer_and_is_taken_back(
     containers: Containers, client: httpx.Client, expected: Answers, fault: Fault
 ) -> None:
@@ -106,7 +106,7 @@ def test_an_expert_worker_that_fails_under_load_costs_no_wrong_answer_and_is_tak
     assert fault is cut_tensors or bool(restarted) == (fault in (stop, kill))
 
 
-@pytest.mark.parametrize("fault", [*map(slowly, (stop, pause)), kill, cut_control])
+@pytest.mark.parametrize("fault", [*map(slowly, (stop, pause, cut_control)), kill])
 def test_requests_go_on_without_redis_and_its_return_needs_nobody(
     containers: Containers, client: httpx.Client, expected: Answers, fault: Fault
 ) -> None:

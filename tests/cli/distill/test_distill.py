@@ -147,6 +147,7 @@ def test_no_data_is_wrong_use(ask: Run, models: dict[str, Path]) -> None:
     assert "--data" in result.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it_and_the_same_command_goes_on(
     ask: Run, start: Start, models: dict[str, Path], data: Path, tmp_path: Path
 ) -> None:

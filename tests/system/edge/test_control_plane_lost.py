@@ -3,6 +3,8 @@
 import asyncio
 import signal
 
+import pytest
+
 from tests.suites import Suite
 from tests.system.control import paused
 from tests.system.edge.control import edge_control, restarts, swapped
@@ -13,6 +15,7 @@ LEASES_END_S = 7.0  # all leases of agents end within that time
 MOVED = 2  # experts, which takes one stage
 
 
+@pytest.mark.slow
 async def test_agents_serve_on_without_scheduler_and_redis_and_are_not_restarted(
     tight: Suite, right_answers: RightAnswers
 ) -> None:

@@ -17,6 +17,7 @@ OFF = "agent-8"  # its clock
 SOLE = 40  # experts: more than others can load at once beside those that they have
 
 
+@pytest.mark.slow
 async def test_an_agent_joins_late_and_leaves_for_good_and_its_sole_experts_stay(
     roomy: Suite, right_answers: RightAnswers
 ) -> None:

@@ -87,6 +87,7 @@ async def test_experts_move_under_load_and_no_answer_changes(
     assert shown["decisions"][0]["epoch"] == applied["epoch"]
 
 
+@pytest.mark.slow
 async def test_a_worker_whose_experts_have_replicas_dies_and_nobody_who_asks_notices(
     spare: Suite, right: list[str]
 ) -> None:
@@ -141,6 +142,7 @@ async def test_schedulers_that_die_in_any_phase_leave_one_epoch_and_nothing_else
     assert given_out == sorted(set(given_out))  # none twice, none lower than one before
 
 
+@pytest.mark.slow
 async def test_a_scheduler_that_slept_past_its_lease_commits_nothing(
     tight: Suite, right: list[str]
 ) -> None:

@@ -29,7 +29,8 @@ async def test_workers_come_and_go_under_load_and_no_request_is_lost(
     assert fleet.resting() == ["attention", "expert"]
 
 
-@pytest.mark.parametrize("told", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("told", [False, True])
 async def test_the_next_scheduler_ends_what_a_killed_one_began_and_repeats_nothing(
     fleet: Fleet, told: bool
 ) -> None:

@@ -38,6 +38,7 @@ def test_workers_with_half_of_the_experts_answer_like_one_that_has_all(
     assert not events(gathered, "attention-0", "pull.failed")
 
 
+@pytest.mark.slow
 def test_what_workers_measured_reaches_the_router(gathered: Suite) -> None:
     def measured(name: str) -> tuple[Any, Any]:
         found = events(gathered, name, "gather.calibrated")[-1]
@@ -114,6 +115,7 @@ def test_steps_choose_between_routing_rows_and_gathering_experts_of_one_pool(
     assert "file" not in sources
 
 
+@pytest.mark.slow
 async def test_a_killed_expert_worker_costs_no_request_of_those_who_gather(pooled: Suite) -> None:
     before, after = await around_fault(pooled, lambda: pooled.signal("expert-1", signal.SIGKILL))
 
