@@ -23,6 +23,9 @@ PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3.14
             $(if $(shell $(name) -c 'import sys, venv, ensurepip; print(sys.version_info >= (3, 11) or "")' 2>/dev/null),$(name))))
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+# Python compiles what is imported, once: pip would compile all modules, of which most are never used.
+INSTALL := $(PIP) install --no-compile -c constraints.txt
+unexport PYTHONDONTWRITEBYTECODE
 
 # The tests interpret the kernels. A torch built for CUDA brings the triton it was built with, which
 # no pin of ours may contradict; one built for CPUs brings none, and gets this.
@@ -204,13 +207,13 @@ lock:
 
 .venv/installed-all: pyproject.toml constraints.txt | .venv/bin/python
 	@echo 'installing the services into .venv (some minutes the first time)'
-	@$(PIP) install -c constraints.txt -e '.[all]'
+	@$(INSTALL) -e '.[all]'
 	@touch $@
 
 .venv/installed-dev: pyproject.toml constraints.txt | .venv/bin/python
 	@echo 'installing the services and the tools of development into .venv (some minutes the first time)'
-	@$(PIP) install -c constraints.txt -e '.[all,dev]'
-	@$(BIN)/python -c 'import triton' 2> /dev/null || $(PIP) install '$(TRITON)'
+	@$(INSTALL) -e '.[all,dev]'
+	@$(BIN)/python -c 'import triton' 2> /dev/null || $(INSTALL) '$(TRITON)'
 	@touch $@ .venv/installed-all
 
 # What computes on a CPU. Without a C compiler torch computes instead, some times slower.

@@ -77,10 +77,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         folder, used = _folder(item), set(getattr(item, "fixturenames", ()))
         if folder in SUITE_FOLDERS or used & SUITE_FIXTURES.get(folder, set()):
             item.add_marker("suite")
-            # Files of a folder share suites, so one process runs them. Elsewhere a file starts its own.
-            shared = item.path.parent if folder == "system" else item.path
-            group = shared.relative_to(Path(__file__).parent).as_posix()
-            item.add_marker(pytest.mark.xdist_group(group))
         if "ALL_EXAMPLES" not in os.environ and not item.get_closest_marker("gpu"):
             _try_fewer_examples(item, per_try, scaled)
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):

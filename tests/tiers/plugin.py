@@ -13,6 +13,7 @@ from pathlib import Path
 
 import coverage
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.tiers.chosen import Costs, Values, chosen
 from tests.tiers.tiers import ON_CHANGE, TIERS
@@ -42,6 +43,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if (item in quick) == (share == "quick")]
 
 
+class ByFolder(LoadScopeScheduling):
+    """Hands out files to the processes of pytest-xdist; of ``tests/system``, whole folders, whose files share suites."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return file.rpartition("/")[0] if file.startswith("tests/system/") else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByFolder:
+    """Hand out tests by ``ByFolder``."""
+    return ByFolder(config, log)
+
+
 def quick_tests(items: Sequence[pytest.Item], part: int, whole: set[str]) -> set[pytest.Item]:
     """The tests of the quick tier: those of files named ``whole``, and of others what costs allow."""
     costs = Costs.read()
@@ -67,7 +82,7 @@ def file_of(item: pytest.Item) -> str:
 
 def function_of(item: pytest.Item) -> str:
     """The name of a test without its parameters."""
-    return item.nodeid.partition("::")[2].partition("@")[0].partition("[")[0]
+    return item.nodeid.partition("::")[2].partition("[")[0]
 
 
 def values_of(item: pytest.Item) -> Values:
@@ -107,7 +122,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
             record = {
                 "file": file_of(item),
                 "function": function_of(item),
-                "id": item.nodeid.partition("@")[0],  # behind it is the group, of pytest-xdist
+                "id": item.nodeid,
                 "clock_s": round(time.perf_counter() - began_s, 4),
                 "cpu_s": round(_cpu_s() - cpu_s, 4),
             }

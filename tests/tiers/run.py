@@ -114,7 +114,7 @@ def commands_of(
     command += [f"--tier-records={records}", *more]
     files = files_of(tier, whole)
     if tier.starts_suites:
-        shared = ["-n", str(num_processes), "--dist", "loadgroup", "--no-loadscope-reorder"]
+        shared = ["-n", str(num_processes), "--dist", "loadscope", "--no-loadscope-reorder"]
         return [[*command, *shared, "--max-worker-restart", "0", *files]]
     costs = Costs.read()
     costs_s = {f: costs.of_file(f, "all" if f in whole else tier.share) for f in files}
