@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class ByFolder(LoadScopeScheduling):
-    """Hands out files to the processes of pytest-xdist; of ``tests/system``, whole folders, whose files share suites."""
+    """Hands out files to processes of pytest-xdist; of ``tests/system``, whole folders, as their files share suites."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]

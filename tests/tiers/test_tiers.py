@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tiers.chosen import CASE_S, FREE_S, PARTS, Costs, chosen
-from tests.tiers.plugin import values_of
+from tests.tiers.plugin import ByFolder, values_of
 from tests.tiers.reached import module_of, reached_by
 from tests.tiers.run import balanced, files_of
 from tests.tiers.tiers import ON_CHANGE, TIERS
@@ -36,6 +36,15 @@ def test_the_first_cases_of_a_matrix_have_as_many_pairs_as_they_can(part: int) -
     values = [MATRIX[case] for case in found]
     assert len(frozenset().union(*values)) == 4 + 3 + 3, "a value has no case"
     assert all(len(one & other) <= 1 for one in values for other in values if one != other)
+
+
+def test_one_process_runs_what_shares_suites() -> None:
+    tests = ["tests/system/edge/test_a.py::test_a[x::y]", "tests/system/edge/test_b.py::test_b"]
+    tests += ["tests/cli/test_a.py::test_a", "tests/cli/test_b.py::test_b"]
+
+    scopes = [ByFolder._split_scope(None, test) for test in tests]  # type: ignore[arg-type]
+
+    assert scopes == ["tests/system/edge"] * 2 + ["tests/cli/test_a.py", "tests/cli/test_b.py"]
 
 
 @pytest.mark.parametrize("one", [1, 2])
