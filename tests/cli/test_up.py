@@ -152,6 +152,7 @@ def test_a_detached_suite_that_fails_says_why(run: Run) -> None:
     assert "Traceback" not in up.stderr
 
 
+@pytest.mark.slow
 def test_a_suite_that_is_not_ready_in_time_says_what_was_missing(run: Run) -> None:
     up = run(*UP, "--timeout", "5", NEVER_READY="1")
 
@@ -338,6 +339,7 @@ def redis(tmp_path: Path) -> Iterator[str]:
     server.wait()
 
 
+@pytest.mark.slow
 async def test_two_suites_do_not_share_a_cluster(start: Start, suite: Wait, redis: str) -> None:
     async with Bus.connect(redis, "default") as bus, registered(bus, EXPERT_0):
         refused = start(*UP, REDIS_URL=redis)

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from moesaic.errors import CheckpointError, MoesaicError
 from moesaic.messages.placement import Placement
 from moesaic.messages.rung import Rung
@@ -66,6 +68,7 @@ async def test_a_worker_that_comes_gets_its_part_of_the_united_experts(suite: An
         assert all(any(e >= NUM_EXPERTS for e in held) for layer in both.slots for held in layer)
 
 
+@pytest.mark.slow
 async def test_united_experts_that_cannot_be_loaded_are_done_without(suite: Any) -> None:
     scheduler = await suite.scheduler()
     async with suite.expert("a") as a, suite.expert("b"), scheduler.stub() as stub:
@@ -111,6 +114,7 @@ async def test_united_experts_are_used_once_they_are_the_same_everywhere(suite: 
         await until_rung(suite, PAIRS)
 
 
+@pytest.mark.slow
 async def test_a_rung_that_was_refused_is_not_tried_again_by_itself(suite: Any) -> None:
     scheduler = await suite.scheduler()
     async with suite.expert("a") as a, suite.expert("b"), scheduler.stub() as stub:

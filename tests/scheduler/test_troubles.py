@@ -41,6 +41,7 @@ async def test_a_newcomer_that_cannot_load_does_not_keep_lost_experts_from_other
                 assert c.epoch == 0
 
 
+@pytest.mark.slow
 async def test_a_newcomer_that_cannot_load_does_not_keep_others_from_leaving(suite):
     scheduler = await suite.scheduler()
     async with suite.expert("a", slots=8) as a, suite.expert("b", slots=8) as b:
@@ -157,6 +158,7 @@ async def test_a_standby_shows_the_policy_that_is_in_force(suite):
         assert (found.policy, list(found.pins)) == ("keep", [pin])
 
 
+@pytest.mark.slow
 async def test_a_placement_that_would_not_last_is_not_applied(suite):
     scheduler = await suite.scheduler()
     async with suite.expert("a", slots=8), suite.expert("b", slots=8) as b:
@@ -173,6 +175,7 @@ async def test_a_placement_that_would_not_last_is_not_applied(suite):
         assert await suite.until_epoch(1) == first
 
 
+@pytest.mark.slow
 async def test_a_pin_that_cannot_be_loaded_is_not_tried_over_and_over(suite):
     scheduler = await suite.scheduler("--replan-interval-s", "3600")
     async with suite.expert("a", slots=5) as a, suite.expert("b", slots=5) as b:

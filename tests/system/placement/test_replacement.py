@@ -172,6 +172,7 @@ async def test_a_scheduler_that_slept_past_its_lease_commits_nothing(
         await seen.until_led()
 
 
+@pytest.mark.slow
 async def test_what_clients_see_of_the_loss_of_a_sole_holder(
     tight: Suite, local: Suite, right: list[str]
 ) -> None:

@@ -86,6 +86,7 @@ async def test_in_mode_auto_what_is_decided_is_done(fleet: Fleet) -> None:
     assert after.wish.number == before + 1
 
 
+@pytest.mark.slow
 async def test_a_worker_on_standby_that_dies_is_not_picked(fleet: Fleet) -> None:
     await fleet.scaled_to(SMALL)
     [resting] = [n for n in WORKERS if n.startswith("expert") and fleet.states(n)[-1] == "standby"]

@@ -132,6 +132,7 @@ def test_a_gateway_knows_what_the_other_has_a_worker_do(suite: Suite, second: Ot
     eventually(lambda: not any(w.others_flops for told in routers(suite, second) for w in told))
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_forgotten_and_found_again_by_both(suite: Suite, second: Other) -> None:
     with suite.unsupervised():
         suite.signal("attention-0", signal.SIGKILL)

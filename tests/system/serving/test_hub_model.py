@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import httpx
+import pytest
 
 from benchmarks.common.suite import running_suite
 from tests.hub_server import HubRepository, hub_server
@@ -10,6 +11,7 @@ from tests.suites import DEMO
 from tests.waiting import HANG_S
 
 
+@pytest.mark.slow
 def test_a_model_of_the_hub_is_served_under_its_name(tmp_path: Path) -> None:
     files = {path.name: path.read_bytes() for path in DEMO.iterdir() if path.is_file()}
     with hub_server(acme__demo=HubRepository(files)) as hub:
