@@ -1,6 +1,7 @@
 """Every tensor of a model is read, and a file holds no others."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -189,5 +190,21 @@ def test_a_file_that_changes_while_it_is_in_use_is_read_no_more(model_directory:
     other[-1] ^= 64
     stored.file.write_bytes(other)
 
+    with pytest.raises(CheckpointError, match="has changed while in use"):
+        checkpoint.read(NORM, stored.shape, torch.float32, CPU)
+
+
+def test_a_file_that_becomes_shorter_while_it_is_read_is_told_alike(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = Checkpoint(model_directory)
+    stored = list_tensors(model_directory)[NORM]
+    read = os.preadv
+
+    def cut_and_read(descriptor: int, *arguments: Any) -> int:
+        os.truncate(stored.file, 100)  # opened by now
+        return read(descriptor, *arguments)
+
+    monkeypatch.setattr(os, "preadv", cut_and_read)
     with pytest.raises(CheckpointError, match="has changed while in use"):
         checkpoint.read(NORM, stored.shape, torch.float32, CPU)

@@ -66,14 +66,15 @@ def _opened(name: str, stored: StoredTensor) -> Iterator[int]:
     try:
         with stored.file.open("rb", buffering=0) as file:
             if Stamp.of(os.fstat(file.fileno())) != stored.stamp:
-                raise CheckpointError(
-                    stored.file.name,
-                    "has changed while in use: start this process anew",
-                    tensor=name,
-                )
+                raise _changed(name, stored)
             yield file.fileno()
     except OSError as error:
         raise CheckpointError(stored.file.name, f"cannot be read: {error}", tensor=name) from error
+
+
+def _changed(name: str, stored: StoredTensor) -> CheckpointError:
+    fix = "has changed while in use: start this process anew"
+    return CheckpointError(stored.file.name, fix, tensor=name)
 
 
 def _read(descriptor: int, name: str, stored: StoredTensor, start: int, piece: Tensor) -> None:
@@ -82,7 +83,7 @@ def _read(descriptor: int, name: str, stored: StoredTensor, start: int, piece: T
     while filled < buffer.nbytes:
         count = os.preadv(descriptor, [buffer[filled:]], start + filled)
         if not count:
-            raise CheckpointError(stored.file.name, "has become shorter while in use", tensor=name)
+            raise _changed(name, stored)  # it has become shorter since it was opened
         filled += count
 
 
