@@ -339,3 +339,10 @@ def await_at_first_layers(waits: RoundWaits, workers: Iterable[str], lane: int =
     """Have rounds wait for these workers at the first layer of steps."""
     for worker_id in workers:
         waits.came(worker_id, lane, 0.0, first=True, last=False)
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lead is waited for as long as a busy machine may need."""
+    for name in ("_UNKNOWN_S", "_FIRST_S", "_LEAST_S"):
+        monkeypatch.setattr(f"moesaic.dispatch.two_phase.trips.{name}", 60.0)

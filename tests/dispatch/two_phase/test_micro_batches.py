@@ -57,8 +57,6 @@ async def test_batches_of_two_workers_meet_one_by_one(
 ) -> None:
     """The second batch of a worker whose rows another brings together went directly."""
     monkeypatch.setattr("moesaic.dispatch.two_phase.dispatcher._ALONE_S", 0.0)
-    for name in ("_UNKNOWN_S", "_FIRST_S", "_LEAST_S"):  # on a busy machine, too
-        monkeypatch.setattr(f"moesaic.dispatch.two_phase.trips.{name}", 60.0)
     async with open_lab("inprocess", ["a", "a"], ["x", "x", "y", "y"], mode) as lab:
         waits = lab.attention[0].two_phase.waits
         both = {"attention-0", "attention-1"}
