@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -73,6 +74,16 @@ async def server() -> AsyncIterator[AdminServer]:
         yield server
 
 
+async def endless(*requests: Any) -> AsyncIterator[Any]:
+    """A stream of requests that does not end.
+
+    Who will be refused sends none: where gRPC sends just after a refusal, it tells of an internal error instead.
+    """
+    for request in requests:
+        yield request
+    await asyncio.Event().wait()
+
+
 async def status_of(call) -> grpc.StatusCode:
     try:
         await call
@@ -133,18 +144,15 @@ async def test_a_token_for_data_gives_no_orders(server):
 
 
 async def test_a_stream_is_refused_before_anything_of_it_is_read(server):
-    async def commands():
-        yield attention_pb2.ExecuteRequest(cancel=attention_pb2.Cancel(request_id="r"))
-        await asyncio.Event().wait()  # it does not end
-
-    async def first(credentials: Credentials) -> str:
+    async def first(credentials: Credentials, *sent: attention_pb2.ExecuteRequest) -> str:
         async with channel(server.address, credentials=credentials) as connection:
             stub = attention_pb2_grpc.AttentionServiceStub(connection)
-            async for answer in stub.Execute(commands()):
+            async for answer in stub.Execute(endless(*sent)):
                 return str(answer.request_id)
         return ""
 
-    assert await first(SECRET) == "r"
+    cancel = attention_pb2.ExecuteRequest(cancel=attention_pb2.Cancel(request_id="r"))
+    assert await first(SECRET, cancel) == "r"
     with pytest.raises(grpc.aio.AioRpcError, match=r"no token: .*MOESAIC_SECRET") as refused:
         await first(NONE)
     assert refused.value.code() is UNAUTHENTICATED
@@ -157,7 +165,8 @@ async def test_health_is_open_and_what_tells_how_a_service_is_built_is_not(serve
             watch = health.Watch(health_pb2.HealthCheckRequest())
             channelz = channelz_pb2_grpc.ChannelzStub(connection)
             reflection = reflection_pb2_grpc.ServerReflectionStub(connection)
-            asked = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+            listed = reflection_pb2.ServerReflectionRequest(list_services="")
+            asked = endless(*[listed] if credentials is SECRET else [])
             return [
                 await status_of(health.Check(health_pb2.HealthCheckRequest())),
                 await status_of(watch.read()),
