@@ -1,7 +1,7 @@
 import os
 import subprocess
 import sys
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -214,6 +214,29 @@ def test_the_search_never_raises_the_largest_co_activation(
     np.testing.assert_array_equal(board.held.sum(axis=1), replicas)
     np.testing.assert_array_equal(board.held.sum(axis=0) + board.free, room)
     assert (board.free >= 0).all()
+
+
+@settings(deadline=None)
+@given(problem=problems())
+def test_the_search_ends_where_no_single_swap_or_move_helps(problem: PlacementProblem) -> None:
+    weights = problem.weights(0)
+    replicas = replicate(weights, problem.slots)
+    together = problem.traffic[0].coactivation / np.outer(replicas, replicas)
+    board = spread(weights, replicas, together, problem.slots)
+
+    lower_largest(board, together)
+
+    held, largest = board.held, largest_together(board.held, together)
+    full = int(np.argmax(0.5 * ((together @ held) * held).sum(axis=0)))
+    for other in {*range(held.shape[1])} - {full}:
+        leaving = np.flatnonzero(held[:, full] & ~held[:, other]).tolist()
+        coming = np.flatnonzero(held[:, other] & ~held[:, full]).tolist()
+        for out, back in product(leaving, [*coming, *[None] * bool(board.free[other])]):
+            swapped = held.copy()
+            swapped[out, [full, other]] = False, True
+            if back is not None:
+                swapped[back, [full, other]] = True, False
+            assert largest_together(swapped, together) >= largest * (1 - 1e-8)
 
 
 def least_largest(together: Any, replicas: Any, slots: tuple[int, ...]) -> float:
