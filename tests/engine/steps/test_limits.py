@@ -8,6 +8,7 @@ from moesaic.engine.sequences.requests import GenerationTask, Request, RequestKe
 from moesaic.engine.steps.batching import Batcher
 from moesaic.engine.steps.limits import EngineLimits
 from moesaic.errors import InvalidInput, Overloaded
+from tests.engine.steps.steps import advance
 
 LIMITS = EngineLimits(
     max_num_seqs=4,
@@ -40,6 +41,30 @@ def test_a_request_that_can_never_run_is_refused_by_field(
         Batcher(LIMITS, NUM_BLOCKS).submit(Request(RequestKey("x"), (1, 2, 3), task))
 
     assert refused.value.field == field
+
+
+@pytest.mark.parametrize("longest", [1, 2, 3, 18])
+@pytest.mark.parametrize("prompt", [15, 16, 17, 30, 33])
+def test_scoring_is_refused_only_where_blocks_are_too_few_for_its_longest_candidate(
+    prompt: int, longest: int
+) -> None:
+    task = ScoringTask(((5,), (6,) * longest, (7, 8)))
+    num_blocks, batcher = 0, None
+    while batcher is None:
+        num_blocks += 1
+        batcher = Batcher(LIMITS, num_blocks)
+        try:
+            batcher.submit(Request(RequestKey("x"), (3,) * prompt, task))
+        except InvalidInput:
+            batcher = None
+
+    most_used = 0
+    while batcher.unfinished():
+        planned = batcher.next_step()
+        assert planned.chunks  # it does not wait for blocks that never come
+        most_used = max(most_used, batcher.pool.num_used)
+        advance(batcher, planned)
+    assert most_used == num_blocks
 
 
 @pytest.mark.parametrize(("count", "tokens"), [(LIMITS.max_num_queued_reqs, 1), (3, 100)])
