@@ -19,7 +19,8 @@ LEADER = 0
 _NUMBERS = 8  # int64, at the head of every message
 _INLINE_BYTES = 1 << 14
 _FRAME_BYTES = 8 * _NUMBERS + _INLINE_BYTES
-# Followers wait for the next step, and nobody knows when it comes; a lost rank closes its connections.
+# Followers wait for the next step, and nobody knows when it comes; a lost rank closes its connections. gloo can miss
+# that where it begins to send just then, and waits: so who starts ranks watches their processes, too.
 _PATIENCE = datetime.timedelta(days=300)
 _JOIN_PATIENCE = datetime.timedelta(minutes=30)
 
