@@ -54,7 +54,9 @@ class Store:
         self._unfinished = self._root / "unfinished"
         self.added = asyncio.Event()
         try:
-            self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # mkdir gives its mode to the last one alone, and "moesaic up" refuses a directory that is open to others.
+            for directory in (*reversed(self._root.parents), self._root):
+                directory.mkdir(exist_ok=True, mode=0o700)
             self._unfinished.mkdir(exist_ok=True, mode=0o700)
         except OSError as error:
             raise InvalidInput("--files-dir", f"cannot use {root}: {error.strerror}") from error

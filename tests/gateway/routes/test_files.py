@@ -247,3 +247,10 @@ def test_what_cannot_be_a_directory_is_named_at_the_start(tmp_path: Path) -> Non
 
     with pytest.raises(InvalidInput, match="--files-dir: cannot use"):
         Store(tmp_path / "file", 1 << 30, 1000)
+
+
+def test_no_directory_that_it_makes_is_open_to_others(tmp_path: Path) -> None:
+    Store(tmp_path / "run" / "files", 1, 1.0)
+
+    modes = [(tmp_path / path).stat().st_mode & 0o777 for path in ("run", "run/files")]
+    assert modes == [0o700, 0o700]
