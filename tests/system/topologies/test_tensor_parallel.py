@@ -54,7 +54,6 @@ def test_two_ranks_give_the_tokens_of_one(family: str, topology: str, tmp_path: 
         assert logprobs == pytest.approx(right_logprobs, abs=1e-4)
 
 
-@pytest.mark.slow
 async def test_streams_outlive_a_rank_of_their_worker(tmp_path: Path) -> None:
     with running(tmp_path, "--attention", "2", "--tensor-parallel", "2") as suite:
         suite.until_joined()
