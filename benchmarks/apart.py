@@ -28,7 +28,7 @@ from benchmarks.engine.bench import SHAPE, make_model
 ROWS = (1, 8, 32, 128, 512)
 STREAMS = 32  # up to so many rows are a token of as many streams, more are one prompt
 TOKENS = 48
-TRANSPORTS = {"rings": "auto", "ucx_shared_memory": "shm", "tcp": "tcp"}
+TRANSPORTS = {"rings": "auto", "sockets": "socket", "ucx_shared_memory": "shm", "ucx_tcp": "tcp"}
 LOCAL = "local"
 IDLE_S = 60
 ANSWER_S = 300
@@ -38,7 +38,7 @@ EXPERT_PARTS = ("receive", "gate", "choose", "compute", "reply")
 COMPUTING = ("gate", "choose", "compute")
 EXCHANGE = "moesaic_layer_exchange_seconds"
 BEYOND = "moesaic_layer_beyond_computation_seconds"
-TARGETS_US = {"rings": (100, 400), "tcp": (200, None)}  # of one row: median, 99th percentile
+TARGETS_US = {"rings": (100, 400), "sockets": (200, None)}  # of one row: median, 99th percentile
 
 Metrics = Mapping[str, float]  # by name and labels, as they are exposed
 

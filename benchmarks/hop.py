@@ -34,7 +34,14 @@ ROWS_OF_4_KB = 4
 LIMITS = FrameLimits.of_hidden_size(HIDDEN)
 SECRET = b"benchmark"
 DEADLINE_S = 10.0
-MAIN_WAY = "shared_memory"  # what a disaggregated suite on one host uses
+MAIN_WAY = "rings"  # what a disaggregated suite on one host uses
+# Between hosts a suite uses sockets; TCP by UCX is what it used before, and is for private networks.
+TRANSPORTS: dict[str, Transports] = {
+    "rings": "ring",
+    "sockets": "socket",
+    "ucx_shared_memory": "shm",
+    "ucx_tcp": "tcp",
+}
 _LENGTH = struct.Struct("<Q")
 
 Hop = Callable[[int], Awaitable[None]]  # one exchange of so many rows
@@ -80,8 +87,10 @@ async def _measure(rounds: int, per_round: int) -> dict[str, dict[int, list[floa
     async with AsyncExitStack() as stack:
         ways: dict[str, Hop] = {
             "in_process": await stack.enter_async_context(_in_process()),
-            "shared_memory": await stack.enter_async_context(_between_processes("shm")),
-            "tcp": await stack.enter_async_context(_between_processes("tcp")),
+            **{
+                way: await stack.enter_async_context(_between_processes(transports))
+                for way, transports in TRANSPORTS.items()
+            },
             "unix_socket": await stack.enter_async_context(_unix_socket()),
         }
         samples: dict[str, dict[int, list[float]]] = {way: {r: [] for r in ROWS} for way in ways}

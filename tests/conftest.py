@@ -32,9 +32,6 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # cores from the other.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-# UCX takes each interface that it finds, also those that tests of links make in another process, and remove.
-os.environ.setdefault("UCX_NET_DEVICES", "lo")
-
 if not torch.cuda.is_available():
     # Triton reads this when it is first imported, be it by torch: here kernels are interpreted.
     os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -134,7 +134,7 @@ class _Starter:
         command += ["--worker-id", name, "--host", address, "--threads", "1"]
         command += ["--share", f"{idx}/{self.num_workers}", "--metrics-port", str(metrics_port)]
         if host is not None:  # namespaces share the memory that hosts would not
-            command = host.command([*command, "--transports", "tcp"])
+            command = host.command([*command, "--transports", "socket"])
         process, log = self._start(f"{environment['MOESAIC_CLUSTER']}-{name}", command, environment)
         return FleetWorker(process, f"http://{address}:{metrics_port}/metrics", log)
 

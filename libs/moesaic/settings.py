@@ -249,10 +249,17 @@ class ModelSettings(ServiceSettings):
     data_port: int = Field(
         0, ge=0, le=65535, description="UCXX port for tensors; 0 takes a free one"
     )
-    transports: Literal["auto", "tcp", "shm", "ring"] = Field(
+    transports: Literal["auto", "socket", "ring", "shm", "tcp"] = Field(
         "auto",
-        description="carriers of tensors: TCP by UCX (tcp), shared memory by UCX (shm) or by rings of our own "
-        "(ring, within a host only); auto: rings within a host, UCX between hosts",
+        description="carriers of tensors: authenticated TCP connections (socket), rings in shared memory (ring, "
+        "within a host only), shared memory by UCX (shm), TCP by UCX (tcp, beyond this machine with "
+        "--private-network only); auto: rings within a host; between hosts RDMA devices that UCX_NET_DEVICES "
+        "names, else sockets",
+    )
+    private_network: bool = Field(
+        False,
+        description="nobody but this cluster is on the network of --data-host: UCX may use TCP there, which it "
+        "reads before anybody has proved the cluster secret",
     )
 
     @model_validator(mode="after")

@@ -25,7 +25,7 @@ SECRET = b"the cluster secret"
 LIMITS = FrameLimits.of_hidden_size(4096)
 # Of a kind: as on machines without the native library, and with tensors apart from their frames.
 BY_PYTHON, APART = " by python", " apart"
-KINDS = ["shm", "tcp", "ring", "shm" + BY_PYTHON, "tcp" + BY_PYTHON]
+KINDS = ["socket", "shm", "tcp", "ring", "socket" + BY_PYTHON, "shm" + BY_PYTHON, "tcp" + BY_PYTHON]
 
 
 def pytest_asyncio_loop_factories(

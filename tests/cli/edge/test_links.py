@@ -104,7 +104,7 @@ def test_agents_with_cables_are_machines_of_their_own() -> None:
     told = {flag: command[command.index(flag) + 1] for flag in command if flag.startswith("--")}
     for flag in ("--host", "--control-host", "--advertise-host", "--data-host"):
         assert told[flag] == agent.host == "10.200.1.1"
-    assert (told["--node"], told["--transports"]) == ("agent-0", "tcp")
+    assert (told["--node"], told["--transports"]) == ("agent-0", "socket")
     assert (scheduler.host, gateway.host, scheduler.enter) == ("127.0.0.1", "127.0.0.1", ())
     assert "10.200" not in " ".join((*scheduler.flags, *gateway.flags))
     assert command_of(links, 1, 2)[-6:] == ["s", "2.0", "port1", "port2", "port3", "own"]

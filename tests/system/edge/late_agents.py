@@ -53,7 +53,7 @@ def late_agent(
     others = [idx + more for flag in ITS_OWN for idx in [flags.index(flag)] for more in (0, 1)]
     kept = [word for idx, word in enumerate(flags) if idx not in others]
     # By TCP, as from a machine of its own.
-    own = ("--worker-id", name, "--memory-bytes", str(memory_bytes), "--transports", "tcp")
+    own = ("--worker-id", name, "--memory-bytes", str(memory_bytes), "--transports", "socket")
     entering = f"echo $$ > {group / 'cgroup.procs'}; " if group else ""
     environment = dict(variable.split("=", 1) for variable in variables if variable)
     if ahead_s:

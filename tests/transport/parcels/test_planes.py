@@ -13,6 +13,7 @@ from moesaic.transport.ucx.bindings import UCXError, UcxWorker
 from moesaic.transport.ucx.network import UcxNetwork
 from moesaic.transport.ucx.planes import (
     RING,
+    SOCKET,
     PlaneOffer,
     best_first,
     choose_plane,
@@ -23,19 +24,36 @@ from tests.transport.conftest import LIMITS, SECRET
 from tests.transport.linked import HANG_S
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-OTHERS = {"auto": ["shm", "net"], "tcp": ["net"], "shm": ["shm"], "ring": []}
-FIRST = {"auto": ["parcels-net"], "tcp": ["parcels-net"], "shm": ["parcels-shm"], "ring": []}
+BETWEEN = {"NET_DEVICES": "mlx5_0:1"}  # UCX's options between hosts
+OTHERS = {"auto": ["net"], "tcp": ["net"], "shm": ["shm"], "ring": [], "socket": []}
+FIRST = {"auto": ["parcels-net"], "tcp": ["parcels-net"], "shm": ["parcels-shm"]}
 
 
 @pytest.mark.parametrize("transports", list(OTHERS))
 def test_it_is_the_first_where_there_is_a_device(transports: Any) -> None:
-    assert list(planes_of(transports, {})) == OTHERS[transports]
-    assert list(planes_of(transports, {}, CPU)) == FIRST[transports] + OTHERS[transports]
+    first = FIRST.get(transports, [])
+    assert list(planes_of(transports, BETWEEN)) == OTHERS[transports]
+    assert list(planes_of(transports, BETWEEN, CPU)) == first + OTHERS[transports]
+
+
+def test_without_a_network_for_ucx_it_stays_on_the_loopback_of_its_host() -> None:
+    ((name, (options, reports)),) = planes_of("auto", None, CPU).items()
+    offer = PlaneOffer("another host", {name: b"", SOCKET: b""})
+
+    assert options == {"TLS": "^shm", "NET_DEVICES": "lo"}
+    assert reports
+    assert choose_plane(offer, best_first([name], "auto", True)) == SOCKET
+    assert choose_plane(PlaneOffer(shared_memory_id(), offer.addresses), [name, SOCKET]) == name
+
+
+def test_ucx_is_not_opened_where_rings_and_sockets_suffice() -> None:
+    assert planes_of("auto", None) == {}
+    assert list(planes_of("auto", None, rings=False)) == ["shm"]
 
 
 def test_it_has_the_transports_of_cuda_for_memory_of_a_gpu() -> None:
     (by_tcp, reports), (by_shm, _) = (
-        next(iter(planes_of(name, {}, CUDA).values()))
+        next(iter(planes_of(name, None, CUDA).values()))
         for name in ("tcp", "shm")  # type: ignore[arg-type]
     )
 
@@ -49,8 +67,11 @@ def test_it_is_chosen_before_rings_by_who_has_it() -> None:
     offered = {"parcels-net": b"", RING: b"", "net": b""}
     offer = PlaneOffer(shared_memory_id(), offered)
 
-    assert choose_plane(offer, best_first(planes_of("auto", {}, CPU), True)) == "parcels-net"
-    assert choose_plane(offer, best_first(planes_of("auto", {}), True)) == RING
+    assert (
+        choose_plane(offer, best_first(planes_of("auto", BETWEEN, CPU), "auto", True))
+        == "parcels-net"
+    )
+    assert choose_plane(offer, best_first(planes_of("auto", BETWEEN), "auto", True)) == RING
 
 
 def test_shared_memory_carries_none_between_hosts() -> None:

@@ -30,16 +30,17 @@ def transports(request: pytest.FixtureRequest) -> str:
     return str(request.node.callspec.params["network"]).removesuffix(BY_PYTHON)
 
 
-@pytest.mark.parametrize("transports_of_far", ["auto", "same"])
+@pytest.mark.parametrize("far_is_auto", [True, False])
 async def test_processes_exchange_frames_and_part_in_silence(
     network: UcxNetwork,
     transports: str,
-    transports_of_far: str,
+    far_is_auto: bool,
     far_worker: Start,
     ask: Ask,
     until: Until,
 ) -> None:
-    far = far_worker(transports if transports_of_far == "same" else "auto")
+    offered_by_all = transports in ("ring", "socket")
+    far = far_worker("auto" if far_is_auto and offered_by_all else transports)
     link = await network.connect(far.address, "far", HANG_S)
     requests = [ask(seq=seq, rows=rows) for seq, rows in enumerate((1, 16, 300))]
 

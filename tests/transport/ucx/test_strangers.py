@@ -32,7 +32,7 @@ async def address(echo: Handler, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     """Of a listener, which gives strangers little time."""
     monkeypatch.setattr(door, "SPEAK_S", 1.5)
     monkeypatch.setattr(door, "HANDSHAKE_S", 1.5)
-    network = UcxNetwork("far", "expert", SECRET, LIMITS, transports="tcp")
+    network = UcxNetwork("far", "expert", SECRET, LIMITS, transports="socket")
     yield await network.listen("127.0.0.1", 0, echo)
     await network.close()
 
@@ -47,7 +47,7 @@ async def opened(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWrit
 
 
 async def is_served(address: str, ask: Ask) -> bool:
-    network = UcxNetwork("near", "attention", SECRET, LIMITS, transports="tcp")
+    network = UcxNetwork("near", "attention", SECRET, LIMITS, transports="socket")
     try:
         link = await network.connect(address, "far", HANG_S)
         (outcome,) = await network.exchange([(link, ask())], HANG_S)
@@ -130,7 +130,7 @@ async def assert_refused(
         writer.close()
         gone.set()
 
-    network = UcxNetwork("near", "attention", SECRET, LIMITS, transports="tcp")
+    network = UcxNetwork("near", "attention", SECRET, LIMITS, transports="socket")
     async with await asyncio.start_server(listener, "127.0.0.1", 0) as server:
         host, port = server.sockets[0].getsockname()
         with pytest.raises(PeerLost, match=cause):
@@ -187,7 +187,7 @@ async def test_both_ends_derive_the_same_session_and_different_tags() -> None:
 
 
 async def test_a_listener_that_is_silent_costs_no_more_than_the_deadline() -> None:
-    network = UcxNetwork("near", "attention", SECRET, LIMITS, transports="tcp")
+    network = UcxNetwork("near", "attention", SECRET, LIMITS, transports="socket")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
 
@@ -227,7 +227,7 @@ async def test_a_crowd_of_strangers_keeps_no_peer_out(
     behaviour: Behaviour,
 ) -> None:
     monkeypatch.setattr(door, "MAX_STRANGERS", 64)
-    network = UcxNetwork("far", "expert", SECRET, LIMITS, transports="tcp")
+    network = UcxNetwork("far", "expert", SECRET, LIMITS, transports="socket")
     address = await network.listen("127.0.0.1", 0, echo)
     host, port = address.split(":")
     attack = asyncio.create_task(hostile_sockets(host, int(port), 60.0, 100, (behaviour,)))

@@ -17,7 +17,7 @@ def changed(**fields: str) -> Weights:
     return msgspec.structs.replace(OWN, worker_id="near", **fields)
 
 
-@pytest.mark.parametrize("transports", ["tcp", "ring"])
+@pytest.mark.parametrize("transports", ["socket", "tcp", "ring"])
 @pytest.mark.parametrize(
     ("weights", "named"),
     [

@@ -150,7 +150,7 @@ def services_of(
         flags = _work_of(options, role, number, num_experts)
         flags += ("--data-host", cable.address if cable else LOOPBACK, "--data-port", "0")
         if cable:  # agents are machines: tensors go from one to another over the cables
-            flags += ("--node", cable.agent, "--transports", "tcp")
+            flags += ("--node", cable.agent, "--transports", "socket")
         flags += ("--model", options.model, "--threads", of_role)
         if device := options.places.get(name_of(role, number)):
             flags += ("--device", device)

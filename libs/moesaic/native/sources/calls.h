@@ -444,7 +444,13 @@ EXPORT int ucx_plane_progress(void *plane);
 EXPORT void *channel_open_ucx(void *plane, void *endpoint, uint64_t send_tag, uint64_t receive_tag,
                               int control);
 
-// Ends the use of its endpoint; messages that come for it are dropped.
+// A channel over a connected, non-blocking socket, which stays the caller's; see `channel_open`.
+EXPORT void *channel_open_stream(int socket, int64_t most);
+
+// Becomes readable when messages may have come; -1: the bell is rung.
+EXPORT int channel_descriptor(const void *channel);
+
+// Ends the use of a UCX endpoint; messages that come for it are dropped.
 EXPORT void channel_unlink(void *channel);
 
 // Exchanges whose replies are awaited without Python.

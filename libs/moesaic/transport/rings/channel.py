@@ -121,7 +121,7 @@ class Channel:
 
     def _cause(self) -> str:
         excess = lib().channel_excess(channel=self.c)
-        return f"a message of {excess} bytes is too long" if excess else "it is broken"
+        return f"a message of {excess} bytes is too long" if excess else "the channel is damaged"
 
 
 class RingChannel(Channel):

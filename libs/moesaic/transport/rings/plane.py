@@ -155,6 +155,6 @@ class RingPlane:
         try:
             return channel.receive()
         except FrameError as error:
-            self._loop.call_soon(self._on_lost[channel], str(error))
+            self._loop.call_soon(self._on_lost[channel], error.problem)
             self.remove(channel)
             return None

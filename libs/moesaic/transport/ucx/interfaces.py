@@ -1,30 +1,70 @@
-"""The one network interface for tensors; UCX by itself would use all, control networks included."""
+"""UCX's networks: RDMA devices that the operator names, a private network, or this host's loopback.
+
+UCX parses what arrives before anybody has proved anything, and a wrong message ends the process. So it
+opens TCP sockets on loopback only, unless the operator says that the network is private.
+"""
 
 import ipaddress
 import os
 import socket
+from pathlib import Path
 
-from moesaic.addresses import interface_of
+from moesaic.addresses import interface_of, is_everywhere, is_loopback
 from moesaic.errors import InvalidInput
 
+_RDMA_DEVICES = Path("/sys/class/infiniband")
 
-def only_network(own_address: str | None) -> dict[str, str]:
-    """Give UCX's options that exclude all interfaces but the one with ``own_address``.
 
-    The others are excluded by name, as a list of the allowed would have to name RDMA devices too.
-    No interface is excluded for a loopback address, for an address that means all, and where
-    ``UCX_NET_DEVICES`` is set.
+def loopback() -> dict[str, str]:
+    """Give UCX's options for this host's loopback interface alone."""
+    return {"NET_DEVICES": interface_of("127.0.0.1") or "lo"}
+
+
+def between_hosts(own_address: str | None, private: bool) -> dict[str, str] | None:
+    """Give UCX's options between hosts.
+
+    RDMA devices are those that ``UCX_NET_DEVICES`` names. Where there are some, UCX uses no others and
+    no TCP. Without, it uses the network of ``own_address`` if that is ``private``.
+
+    Returns:
+        The options; ``None``: UCX shall not be used between hosts.
 
     Raises:
         InvalidInput: no interface has the address.
     """
-    if own_address is None or os.environ.get("UCX_NET_DEVICES"):
+    named = os.environ.get("UCX_NET_DEVICES", "").split(",")
+    if rdma := [device for device in named if _is_rdma(device)]:
+        return {"NET_DEVICES": ",".join(rdma), "TLS": _without_tcp(os.environ.get("UCX_TLS"))}
+    if not private or own_address is None or is_loopback(own_address):
+        return None
+    tls = {} if "UCX_TLS" in os.environ else {"TLS": "^shm"}
+    return tls | _only_network(own_address)
+
+
+def _only_network(own_address: str) -> dict[str, str]:
+    """Exclude all interfaces but the one with ``own_address``, if the environment names none.
+
+    They are excluded by name, as a list of the allowed would have to name RDMA devices too.
+    """
+    if os.environ.get("UCX_NET_DEVICES") or is_everywhere(own_address):
         return {}
-    address = ipaddress.ip_address(own_address)
-    if address.is_loopback or address.is_unspecified:
-        return {}
-    own = interface_of(own_address)
+    own = interface_of(str(ipaddress.ip_address(own_address)))
     if own is None:
         raise InvalidInput("data_host", f"no network interface of this machine has {own_address}")
     others = {name for _, name in socket.if_nameindex()} - {own}
     return {"NET_DEVICES": "^" + ",".join(sorted(others))} if others else {}
+
+
+def _is_rdma(device: str) -> bool:
+    name = device.strip().partition(":")[0]
+    return bool(name) and "/" not in name and (_RDMA_DEVICES / name).exists()
+
+
+def _without_tcp(tls: str | None) -> str:
+    """Take TCP out of a list of UCX's transports; one that begins with "^" excludes."""
+    if not tls or tls == "all":
+        return "^shm,tcp"
+    if tls.startswith("^"):
+        return tls + ",tcp"
+    left = [name for name in tls.split(",") if name.strip() not in ("tcp", "all")]
+    return ",".join(left) or "^shm,tcp"

@@ -1,9 +1,9 @@
-"""The network between processes: authenticated over TCP, then UCX for everything else.
+"""The network between processes: authenticated over TCP, then the best plane that both ends have.
 
-A listener is a plain TCP socket. Only peers that have proved the cluster secret learn a UCX address,
-and the tags of their messages are drawn from the session key; messages with any other tag are
-dropped. Each process has one UCX worker per plane: shared memory for peers on its host, the network
-for the others.
+A listener is a plain TCP socket. Only peers that have proved the cluster secret go on, by rings in
+shared memory within a host, by this connection between hosts, or by UCX. They alone learn a UCX
+address, and the tags of their messages are drawn from the session key; messages with any other tag
+are dropped. Each process has one UCX worker per plane of UCX.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ import msgspec
 import structlog
 import torch
 
+from moesaic.addresses import is_loopback
 from moesaic.errors import DeadlineExceeded, FrameError, InvalidInput, MoesaicError, PeerLost
 from moesaic.messages.registry import Weights
 from moesaic.native.library import lib, library
@@ -33,11 +34,12 @@ from moesaic.transport.ucx import door, handshake
 from moesaic.transport.ucx.bindings import UCXError, UcxWorker
 from moesaic.transport.ucx.door import Door
 from moesaic.transport.ucx.handshake import Session
-from moesaic.transport.ucx.interfaces import only_network
+from moesaic.transport.ucx.interfaces import between_hosts
 from moesaic.transport.ucx.parcels import frame_tag
 from moesaic.transport.ucx.planes import (
     PARCELS,
     RING,
+    SOCKET,
     PlaneChoice,
     PlaneOffer,
     Transports,
@@ -46,17 +48,21 @@ from moesaic.transport.ucx.planes import (
     planes_of,
     shared_memory_id,
 )
-from moesaic.transport.ucx.wires import RingWire, UcxWire
+from moesaic.transport.ucx.wires import ProcessWire, UcxWire, ring_wire, socket_wire
 
 log = structlog.get_logger()
 
 _Message = TypeVar("_Message")
 
 MAX_LINKS = 4096
+UCX_TCP_IS_OPEN = (
+    "'tcp' lets anybody on the network of --data-host send to UCX, which a wrong message ends; use "
+    "'socket' or 'auto', or say --private-network if only this cluster is on that network"
+)
 
 
 class UcxNetwork:
-    """A ``Network`` over UCX."""
+    """A ``Network`` of processes."""
 
     def __init__(
         self,
@@ -66,6 +72,7 @@ class UcxNetwork:
         limits: FrameLimits,
         transports: Transports = "auto",
         own_address: str | None = None,
+        private: bool = False,
         device: torch.device | None = None,
         weights: Weights | None = None,
     ) -> None:
@@ -76,9 +83,12 @@ class UcxNetwork:
             role: of this process, such as "expert".
             secret: the cluster secret.
             limits: the largest frames to believe.
-            transports: "tcp", "shm" (both by UCX) or "ring" alone, or "auto": rings in shared memory
-                between processes of one host, UCX's own choice between hosts.
+            transports: "tcp", "shm" (both by UCX), "ring" or "socket" alone, or "auto": rings in shared
+                memory between processes of one host; between hosts UCX with RDMA devices that
+                ``UCX_NET_DEVICES`` names or on a private network, else the authenticated connection.
             own_address: of this machine; tensors use no other network than the one it is on.
+                ``None``: loopback.
+            private: nobody else is on that network, so UCX may use TCP on it.
             device: whose memory parcels come from and arrive in, with peers that have one as well;
                 ``None``: all tensors travel within frames.
             weights: of this worker; peers with others are refused. ``None``: of any.
@@ -90,8 +100,8 @@ class UcxNetwork:
         self._weights = weights
         self._links = Links(limits)
         self._memory = None if device is None else DeviceMemory(device)
-        self._kinds = planes_of(transports, only_network(own_address), device)
-        self._max_bytes = limits.max_bytes
+        self._max_bytes, self._transports = limits.max_bytes, transports
+        self._kinds = self._kinds_of(own_address, private, device)
         self._rings = RingPlane() if library() else None  # all channels, of whatever kind
         self._meets = self._rings is not None and transports in ("auto", "ring")
         if transports == "ring" and not self._meets:
@@ -193,6 +203,15 @@ class UcxNetwork:
             self._rings = None
             lib().answers_close(answers=self._pings)
 
+    def _kinds_of(
+        self, own_address: str | None, private: bool, device: torch.device | None
+    ) -> dict[str, tuple[dict[str, str], bool]]:
+        outward = own_address is not None and not is_loopback(own_address)
+        if self._transports == "tcp" and outward and not private:
+            raise InvalidInput("transports", UCX_TCP_IS_OPEN)
+        between = between_hosts(own_address, private)
+        return planes_of(self._transports, between, device, rings=library() is not None)
+
     def _open_all(self) -> dict[str, UcxWorker]:
         opened: dict[str, UcxWorker] = {}
         for name in self._kinds:
@@ -237,6 +256,8 @@ class UcxNetwork:
             session = await handshake.dial(sock, self._secret, self._worker_id, self._role, peer)
             offered = dict(self._planes)
             addresses = {name: plane.address for name, plane in offered.items()}
+            if SOCKET in self._own_planes():
+                addresses[SOCKET] = b""
             with ExitStack() as places:
                 meeting: Meeting | None = None
                 if self._rings is not None and self._meets:
@@ -246,10 +267,14 @@ class UcxNetwork:
                 offer = PlaneOffer(shared_memory_id(), addresses, self._weights)
                 await session.send(sock, FrameKind.OFFER, msgspec.msgpack.encode(offer))
                 choice = _decode(await session.receive(sock, FrameKind.ACCEPT), PlaneChoice)
-                wire: RingWire | UcxWire
+                wire: ProcessWire
+                if choice.plane not in addresses:
+                    raise FrameError("plane", f"{choice.plane!r} was not offered")
                 if choice.plane == RING and meeting is not None and self._rings is not None:
                     memory, bell = await meeting.met()
-                    wire = RingWire(self._rings, memory, bell, 0, sock, self._max_bytes)
+                    wire = ring_wire(self._rings, memory, bell, 0, sock, self._max_bytes)
+                elif choice.plane == SOCKET:
+                    wire = socket_wire(self._rings, sock, self._max_bytes)
                 else:
                     if offered.get(choice.plane) is not self._planes.get(choice.plane):
                         raise PeerLost(peer, f"{choice.plane} was renewed while it was dialled")
@@ -281,9 +306,9 @@ class UcxNetwork:
             cause = f"its weights are others: {unlike}"
             await handshake.refuse(sock, PeerLost(self._worker_id, cause))
             raise PeerLost(session.peer, cause)
-        own = best_first(self._planes, self._meets)
+        own = self._own_planes()
         plane = choose_plane(offer, own)
-        wire: RingWire | UcxWire | None = None
+        wire: ProcessWire | None = None
         if plane == RING and self._rings is not None:
             wire = await self._join(self._rings, offer.addresses[RING], session, sock)
             if wire is None:
@@ -291,33 +316,39 @@ class UcxNetwork:
                 plane = choose_plane(offer, own)
         tags = (session.tag("listener"), session.tag("dialler"))
         with ExitStack() as undo:
+            if wire is None and plane == SOCKET:
+                wire = socket_wire(self._rings, sock, self._max_bytes)
             if wire is None:
                 wire = self._wire(sock, session.peer, plane, offer.addresses[plane], tags)
             link = wire.receiver = self._links.serve(session.peer, wire, handler)
             if self._answers and wire.channel is not None:
                 wire.channel.answer_by(self._answers)
             undo.callback(link.end)
-            choice = PlaneChoice(plane, b"" if plane == RING else self._planes[plane].address)
+            carrier = self._planes.get(plane)
+            choice = PlaneChoice(plane, carrier.address if carrier is not None else b"")
             await session.send(sock, FrameKind.ACCEPT, msgspec.msgpack.encode(choice))
             undo.pop_all()
         log.info("peer.joined", peer=session.peer, plane=plane)
 
     async def _join(
         self, rings: RingPlane, name: bytes, session: Session, sock: socket.socket
-    ) -> "RingWire | None":
+    ) -> ProcessWire | None:
         """Meet a dialler of this host; ``None`` if it cannot be met, as in another network."""
         try:
             memory, bell = await meet(name, session.token(RING), rings.bell)
         except OSError as error:
             log.info("meeting.failed", peer=session.peer, cause=str(error))
             return None
-        return RingWire(rings, memory, bell, 1, sock, self._max_bytes)
+        return ring_wire(rings, memory, bell, 1, sock, self._max_bytes)
+
+    def _own_planes(self) -> list[str]:
+        return best_first(self._planes, self._transports, self._meets)
 
     def _wire(
         self, sock: socket.socket, peer: str, plane: str, address: bytes, tags: tuple[int, int]
-    ) -> "UcxWire":
+    ) -> ProcessWire:
         if plane not in self._planes:
-            raise FrameError("plane", f"{plane!r} was not offered")
+            raise FrameError("plane", f"{plane!r} was renewed while it was chosen")
         if plane in PARCELS:
             tags = frame_tag(tags[0]), frame_tag(tags[1])
         try:

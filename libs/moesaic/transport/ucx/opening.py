@@ -73,6 +73,7 @@ async def open_network(
             limits,
             transports=settings.transports,
             own_address=settings.data.host,
+            private=settings.private_network,
             device=device if device is not None and device.type != "cpu" else None,
             weights=settings.weights_of(digest),
         )

@@ -1,4 +1,4 @@
-"""The planes of a network: UCX's transports within a host and between hosts, and the choice between them."""
+"""The planes of a network: what carries frames within a host and between hosts, and the choice between them."""
 
 import functools
 import hashlib
@@ -12,15 +12,18 @@ import torch
 
 from moesaic.errors import FrameError
 from moesaic.messages.registry import Weights
+from moesaic.transport.ucx.interfaces import loopback
 
-Transports = Literal["auto", "tcp", "shm", "ring"]
+Transports = Literal["auto", "socket", "tcp", "shm", "ring"]
 
-RING, _SHM, _NET = "ring", "shm", "net"  # planes, best first
+# Planes, best first. Those of ``RING`` and ``SOCKET`` are not UCX's.
+RING, _SHM, _NET, SOCKET = "ring", "shm", "net", "socket"
 
 # Planes whose frames have parcels. Both ends have the same, or tensors travel within frames: a
 # dialler offers a plane by name, and a listener that has none of this name chooses among the others.
-_PARCELS_SHM, _PARCELS_NET = "parcels-shm", "parcels-net"
-PARCELS = (_PARCELS_SHM, _PARCELS_NET)
+_PARCELS_SHM, _PARCELS_HOST, _PARCELS_NET = "parcels-shm", "parcels-host", "parcels-net"
+PARCELS = (_PARCELS_SHM, _PARCELS_HOST, _PARCELS_NET)
+_WITHIN_A_HOST = (RING, _SHM, _PARCELS_SHM, _PARCELS_HOST)
 _CUDA_TLS = ",cuda_copy,cuda_ipc"
 
 # Mapped segments only. UCX's "shm" also means cma, which reads the peer's memory by process id: if
@@ -42,7 +45,7 @@ _SEGMENT = "32k"
 class PlaneOffer(msgspec.Struct, frozen=True):
     """The dialler's address on each plane, the host whose memory it can share, and its weights.
 
-    On the plane of rings it is the name of a meeting, else a UCX address.
+    On the plane of rings it is the name of a meeting, on that of sockets nothing, else a UCX address.
     """
 
     host: str
@@ -58,9 +61,12 @@ class PlaneChoice(msgspec.Struct, frozen=True):
 
 
 def planes_of(
-    transports: Transports, network: dict[str, str], device: torch.device | None = None
+    transports: Transports,
+    between: dict[str, str] | None,
+    device: torch.device | None = None,
+    rings: bool = True,
 ) -> dict[str, tuple[dict[str, str], bool]]:
-    """Give the planes for these transports, best first; ``network`` holds UCX's options that name one.
+    """Give UCX's planes for these transports, best first.
 
     With a ``device`` there is one for parcels. With transports "auto" it is the network's, within a host
     too: CUDA's transports are none of shared memory's, and a death has to be reported.
@@ -68,24 +74,37 @@ def planes_of(
     Each plane has a UCX worker of its own: UCX uses shared memory only for endpoints that need no
     report of a peer's death, and without one a broken network connection would be fatal.
 
+    Args:
+        transports: see ``UcxNetwork``.
+        between: UCX's options between hosts; ``None``: it is used within this host only.
+        device: of tensors that travel as parcels.
+        rings: there are rings in shared memory, which need no UCX.
+
     Returns:
         By the plane's name, UCX's options, and True if it reports a peer's death.
     """
+    by_tcp = {"TLS": "tcp", "RNDV_THRESH": _COPY_BELOW}
+    by_shm = {"TLS": _SHM_TLS, "MM_SEG_SIZE": _SEGMENT, "RNDV_THRESH": _COPY_ALWAYS}
     planes: dict[str, tuple[dict[str, str], bool]] = {}
-    if device is not None:
-        name = {"auto": _NET, "tcp": _NET, "shm": _SHM}.get(transports)
-        for plain, (options, reports) in planes_of(transports, network).items():
-            if plain == name:
-                chosen = options if device.type == "cpu" else _with_cuda(options)
-                planes[_PARCELS_SHM if plain == _SHM else _PARCELS_NET] = chosen, reports
-    if transports in ("auto", "shm"):
-        options = {"TLS": _SHM_TLS, "MM_SEG_SIZE": _SEGMENT, "RNDV_THRESH": _COPY_ALWAYS}
-        planes[_SHM] = options, False
-    if transports == "tcp":
-        planes[_NET] = {"TLS": "tcp", "RNDV_THRESH": _COPY_BELOW} | network, True
-    if transports == "auto":
-        planes[_NET] = network if "UCX_TLS" in os.environ else {"TLS": "^shm"} | network, True
-    return planes
+    parcels: tuple[str, dict[str, str]] | None = None
+    if transports == "shm" or (transports == "auto" and not rings):
+        planes[_SHM] = by_shm, False
+    if transports == "shm":
+        parcels = _PARCELS_SHM, by_shm
+    elif transports == "tcp":
+        planes[_NET] = by_tcp | (between or loopback()), True
+        parcels = _PARCELS_NET, planes[_NET][0]
+    elif transports == "auto" and between is not None:
+        planes[_NET] = between, True
+        parcels = _PARCELS_NET, between
+    elif transports == "auto":
+        tls = {} if "UCX_TLS" in os.environ else {"TLS": "^shm"}
+        parcels = _PARCELS_HOST, tls | loopback()
+    if device is None or parcels is None:
+        return planes
+    name, options = parcels
+    chosen = options if device.type == "cpu" else _with_cuda(options)
+    return {name: (chosen, name != _PARCELS_SHM)} | planes
 
 
 @functools.cache
@@ -105,11 +124,12 @@ def _with_cuda(options: dict[str, str]) -> dict[str, str]:
     return others if tls.startswith("^") else others | {"TLS": tls + _CUDA_TLS}
 
 
-def best_first(planes: Collection[str], meets: bool) -> list[str]:
-    """Order the planes of a listener, which ``meets`` others in rings or does not."""
+def best_first(planes: Collection[str], transports: Transports, meets: bool) -> list[str]:
+    """Order UCX's planes of a listener, and its own: rings if it ``meets`` others there, and sockets."""
     with_parcels = [name for name in planes if name in PARCELS]
     others = [name for name in planes if name not in PARCELS]
-    return with_parcels + [RING] * meets + others
+    sockets = [SOCKET] * (transports in ("auto", "socket"))
+    return with_parcels + [RING] * meets + others + sockets
 
 
 def choose_plane(offer: PlaneOffer, own: Collection[str]) -> str:
@@ -120,7 +140,7 @@ def choose_plane(offer: PlaneOffer, own: Collection[str]) -> str:
     """
     usable = [name for name in own if name in offer.addresses]
     if offer.host != shared_memory_id():
-        usable = [name for name in usable if name not in (RING, _SHM, _PARCELS_SHM)]
+        usable = [name for name in usable if name not in _WITHIN_A_HOST]
     if not usable:
         raise FrameError(
             "addresses",

@@ -3,14 +3,32 @@
 import asyncio
 import os
 import socket
+from typing import Protocol
 
 from moesaic.transport.frame import Message
 from moesaic.transport.rings.channel import Channel, RingChannel
 from moesaic.transport.rings.plane import RingPlane
+from moesaic.transport.sockets.channel import SocketChannel
+from moesaic.transport.sockets.wire import SocketWire
 from moesaic.transport.ucx.bindings import UcxWorker
 from moesaic.transport.ucx.control import Control
 from moesaic.transport.ucx.parcels import UcxParcels
-from moesaic.transport.wire import NOBODY, Receiver
+from moesaic.transport.wire import NOBODY, Receiver, Wire
+
+
+class ProcessWire(Wire, Protocol):
+    """A ``Wire`` between processes.
+
+    Attributes:
+        receiver: of its messages; set in the turn of the event loop in which the wire is made.
+    """
+
+    receiver: Receiver
+
+    @property
+    def channel(self) -> Channel | None:
+        """The channel that carries it, if C functions do."""
+        ...
 
 
 class UcxWire:
@@ -58,42 +76,28 @@ class UcxWire:
         receiver.on_lost(cause)
 
 
-class RingWire:
-    """A ``Wire``: a channel in shared memory, and the connection that tells when the peer is gone."""
+class ChannelWire:
+    """A ``Wire``: a channel without UCX, and the connection that tells when the peer is gone."""
 
     receiver: Receiver
 
-    def __init__(
-        self,
-        rings: RingPlane,
-        memory: int,
-        bell: int,
-        side: int,
-        sock: socket.socket,
-        max_bytes: int,
-    ) -> None:
-        """Take over ``memory`` and the other side's ``bell``; see ``RingChannel``.
-
-        Raises:
-            FrameError: the memory is no channel's.
-        """
-        try:
-            self.channel = RingChannel(memory, side, bell, sock.fileno(), max_bytes)
-        finally:
-            os.close(memory)
-        self._rings, self._open = rings, True
-        self._control = Control(sock, self._lost)
-        rings.add(self.channel, self._arrive, self._lost)
+    def __init__(self, rings: RingPlane, channel: Channel, sock: socket.socket) -> None:
+        """Take over ``sock``, the connection of the handshake, which may be what carries ``channel``."""
+        self.channel: Channel | None = channel
+        self._carrier, self._rings, self._open = channel, rings, True
+        carries = isinstance(channel, SocketChannel)
+        self._control = Control(sock, None if carries else self._lost)
+        rings.add(channel, self._arrive, self._lost)
 
     def send(self, message: Message) -> None:
         """See ``Wire.send``."""
-        if not self.channel.closed and not self.channel.send(message):
+        if not self._carrier.closed and not self._carrier.send(message):
             asyncio.get_running_loop().call_soon(self._lost, "the channel is damaged")
 
     def close(self) -> None:
         """See ``Wire.close``."""
         self._open = False
-        self._rings.remove(self.channel)
+        self._rings.remove(self._carrier)
         self._control.close()
         self.receiver = NOBODY
 
@@ -101,8 +105,31 @@ class RingWire:
         self.receiver.on_message(message)
 
     def _lost(self, cause: str) -> None:
-        # Not `channel.closed`: a broken one is closed before anybody hears of it.
+        # Not `closed`: a broken one is closed before anybody hears of it.
         if self._open:
             receiver = self.receiver
             self.close()
             receiver.on_lost(cause)
+
+
+def ring_wire(
+    rings: RingPlane, memory: int, bell: int, side: int, sock: socket.socket, max_bytes: int
+) -> ChannelWire:
+    """Make a wire of shared memory; it takes over ``memory`` and ``bell``, see ``RingChannel``.
+
+    Raises:
+        FrameError: the memory is no channel's.
+    """
+    try:
+        channel = RingChannel(memory, side, bell, sock.fileno(), max_bytes)
+    finally:
+        os.close(memory)
+    return ChannelWire(rings, channel, sock)
+
+
+def socket_wire(rings: RingPlane | None, sock: socket.socket, max_bytes: int) -> ProcessWire:
+    """Make a wire of the connection itself; ``rings`` are of a machine with C functions."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if rings is None:
+        return SocketWire(sock, max_bytes)
+    return ChannelWire(rings, SocketChannel(sock, max_bytes, rings.look), sock)

@@ -170,8 +170,8 @@ static int may_sleep(const struct ask *ask, const struct asked *asked,
     for (int64_t i = 0; i < ask->num; i++) {
         struct channel *c = ask->channels[i];
         if (replies[i].state != AWAITED) continue;
-        // What waits for room in a ring, and UCX, may need this side meanwhile.
-        if ((all || i == last || c->ucx || c->first) && !channel_sleep(c)) return 0;
+        // What waits for room in a ring, and other carriers, may need this side meanwhile.
+        if ((all || i == last || c->carrier || c->first) && !channel_sleep(c)) return 0;
     }
     return 1;
 }
@@ -188,9 +188,9 @@ static int sleep_on(const struct ask *ask, const struct asked *asked, const stru
             fds[count++] = (struct pollfd){.fd = channel_of(ask, i)->control, .events = POLLIN};
     controls = count;
     for (int64_t i = 0; i < ask->num; i++)
-        if (replies[i].state == AWAITED && channel_of(ask, i)->ucx)
+        if (replies[i].state == AWAITED && channel_of(ask, i)->carrier)
             fds[count++] =
-                (struct pollfd){.fd = ucx_descriptor(ask->channels[i]), .events = POLLIN};
+                (struct pollfd){.fd = channel_descriptor(ask->channels[i]), .events = POLLIN};
     const struct timespec timeout = {timeout_ns / 1000000000, timeout_ns % 1000000000};
     if (ppoll(fds, (nfds_t)count, &timeout, 0) <= 0) return 0;
     if (fds[0].revents) quiet(bell);
@@ -211,7 +211,7 @@ static void answer_others(const struct asked *asked) {
         channel_pump(c);
         if ((message = channel_peek(c, &size)) && answer(c->answers, c, message, size))
             channel_release(c);
-        if (!c->ucx) channel_sleep(c);
+        if (!c->carrier) channel_sleep(c);
     }
 }
 

@@ -37,7 +37,7 @@ static int are_others(const struct epoll_event *events, int came, void *const *c
         const int fd = events[i].data.fd;
         int known = fd == bell;
         if (known) quiet(bell);
-        for (int64_t n = 0; n < count && !known; n++) known = ucx_descriptor(channels[n]) == fd;
+        for (int64_t n = 0; n < count && !known; n++) known = channel_descriptor(channels[n]) == fd;
         if (!known) return 1;
     }
     return 0;

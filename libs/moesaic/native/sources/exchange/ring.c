@@ -38,13 +38,13 @@ uint64_t this_turn(void) { return turns; }
 
 void channel_advise(struct channel *c, int64_t ns) {
     const uint32_t us = (uint32_t)(ns / 1000) + 1;
-    if (c->ucx) return;
+    if (c->carrier) return;
     if (atomic_load_explicit(&c->out->awake_us, memory_order_relaxed) != us)
         atomic_store_explicit(&c->out->awake_us, us, memory_order_relaxed);
 }
 
 int64_t channel_advice(const struct channel *c) {
-    if (c->ucx) return -1;
+    if (c->carrier) return -1;
     const uint32_t us = atomic_load_explicit(&c->in->awake_us, memory_order_relaxed);
     if (!us) return -1;
     return us > MOST_AWAKE_US ? MOST_AWAKE_US * 1000ll : (us - 1) * 1000ll;
@@ -52,13 +52,13 @@ int64_t channel_advice(const struct channel *c) {
 
 void channel_advise_core(struct channel *c, int core) {
     const uint32_t told = (uint32_t)(core + 1);
-    if (c->ucx) return;
+    if (c->carrier) return;
     if (atomic_load_explicit(&c->out->core, memory_order_relaxed) != told)
         atomic_store_explicit(&c->out->core, told, memory_order_relaxed);
 }
 
 int channel_advised_core(const struct channel *c) {
-    if (c->ucx) return ANY_CORE;
+    if (c->carrier) return ANY_CORE;
     const uint32_t told = atomic_load_explicit(&c->in->core, memory_order_relaxed);
     return told > INT32_MAX ? ANY_CORE : (int)told - 1;
 }
@@ -87,7 +87,7 @@ EXPORT void *channel_open(uint8_t *memory, int64_t capacity, int side, int bell,
 
 EXPORT void channel_close(void *channel) {
     struct channel *c = channel;
-    if (c->ucx) ucx_end(c);
+    if (c->carrier) c->carrier->end(c);
     for (struct waiting *w = c->first, *next; w; w = next) next = w->next, free(w);
     for (struct kept *k = c->kept, *next; k; k = next) next = k->next, free(k);
     free(c->assembled);
@@ -134,13 +134,13 @@ static uint8_t *place_for(struct channel *c, uint64_t bytes) {
 }
 
 void channel_tell(struct channel *c) {
-    if (c->ucx) return;
+    if (c->carrier) return;
     if (atomic_load(&c->out->reader_sleeps) && atomic_exchange(&c->out->reader_sleeps, 0))
         ring_bell(c);
 }
 
 uint32_t channel_core(const struct channel *c) {
-    return c->ucx ? 0 : atomic_load_explicit(&c->out->reader_core, memory_order_relaxed);
+    return c->carrier ? 0 : atomic_load_explicit(&c->out->reader_core, memory_order_relaxed);
 }
 
 uint32_t this_core(void) { return (uint32_t)(sched_getcpu() + 1); }
@@ -151,7 +151,7 @@ static void publish(struct channel *c, uint64_t bytes) {
 }
 
 uint8_t *channel_room(struct channel *c, int64_t size) {
-    if (c->ucx) return c->broken ? 0 : ucx_room(c, size);
+    if (c->carrier) return c->broken ? 0 : c->carrier->room(c, size);
     if (c->first || c->broken || RECORD + padded((uint64_t)size) > c->capacity / 2) return 0;
     uint8_t *place = place_for(c, RECORD + padded((uint64_t)size));
     if (!place) return 0;
@@ -160,8 +160,8 @@ uint8_t *channel_room(struct channel *c, int64_t size) {
 }
 
 void channel_put(struct channel *c, int64_t size) {
-    if (c->ucx)
-        ucx_commit(c, size);
+    if (c->carrier)
+        c->carrier->commit(c, size);
     else
         move_on(c, RECORD + padded((uint64_t)size));
 }
@@ -180,7 +180,7 @@ static uint64_t next_part(const struct channel *c) {
 
 int channel_pump(struct channel *c) {
     int moved = 0;
-    if (c->ucx) return ucx_progress(c);
+    if (c->carrier) return c->carrier->pump(c);
     while (c->first && !c->broken) {
         struct waiting *w = c->first;
         const uint64_t part = next_part(c);
@@ -212,7 +212,7 @@ EXPORT int channel_send(void *channel, const uint8_t *message, int64_t size) {
         channel_commit(c, size);
         return 0;
     }
-    if (c->ucx) return -1;
+    if (c->carrier) return -1;
     struct waiting *w = malloc(sizeof *w + (size_t)size);
     if (!w) return -1;
     *w = (struct waiting){.size = size};
@@ -265,7 +265,7 @@ static int next_record(struct channel *c, struct record *head) {
 
 const uint8_t *channel_peek(struct channel *c, int64_t *size) {
     struct record head;
-    if (c->ucx) return ucx_peek(c, size);
+    if (c->carrier) return c->carrier->peek(c, size);
     if (c->assembled && c->assembled_got == c->assembled_size) {
         *size = c->assembled_size;
         return c->assembled;
@@ -305,8 +305,8 @@ const uint8_t *channel_peek(struct channel *c, int64_t *size) {
 }
 
 void channel_release(struct channel *c) {
-    if (c->ucx) {
-        ucx_release(c);
+    if (c->carrier) {
+        c->carrier->release(c);
         return;
     }
     if (c->assembled) {
@@ -334,7 +334,7 @@ void channel_keep(struct channel *c, const uint8_t *message, int64_t size) {
 
 int channel_is_ready(struct channel *c) {
     if (c->broken || (c->kept && !c->outstanding)) return 1;
-    if (c->ucx) return ucx_is_ready(c);
+    if (c->carrier) return c->carrier->is_ready(c);
     if (atomic_load(&c->in->written) != c->next) return 1;
     if (!c->first) return 0;
     // Whoever wrongly says yes here keeps its side awake until the reader moves on.
@@ -383,7 +383,7 @@ EXPORT void channel_taken(void *channel) {
 
 EXPORT int channel_sleep(void *channel) {
     struct channel *c = channel;
-    if (c->ucx) return !channel_is_ready(c) && ucx_sleep(c);
+    if (c->carrier) return !channel_is_ready(c) && c->carrier->sleep(c);
     atomic_store_explicit(&c->in->reader_core, this_core(), memory_order_relaxed);
     atomic_store(&c->in->reader_sleeps, 1);
     atomic_store(&c->out->writer_sleeps, c->first != 0);

@@ -1,4 +1,4 @@
-// Channels between two processes of one host: two rings of bytes in memory that both map, and a bell
+// Channels, and those between two processes of one host: two rings of bytes in memory that both map, and a bell
 // (an eventfd) each, which is rung only for a side that sleeps.
 //   Records  64 bytes of head, then a part of a message, padded to 64 bytes. A message that fits is
 //            one part, and so lies in one piece; longer ones come in several.
@@ -10,7 +10,7 @@
 #include <stdatomic.h>
 
 #include "calls.h"
-#include "exchange/ucx.h"
+#include "exchange/carrier.h"
 
 enum { RECORD = 64 };  // bytes of a record's head, and its alignment
 
@@ -39,7 +39,9 @@ struct kept {  // a message that came while another one was awaited
 };
 
 struct channel {
-    struct ucx_end *ucx;  // or none: rings
+    const struct carrier *carrier;  // or none: rings
+    struct ucx_end *ucx;
+    struct stream *stream;
     struct ring *in, *out;
     uint8_t *in_bytes, *out_bytes;
     uint64_t capacity;

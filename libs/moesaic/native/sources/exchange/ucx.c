@@ -58,6 +58,8 @@ EXPORT void *ucx_plane_open(void *worker, int descriptor, int64_t most) {
 // UCX may still tell of messages that are on their way: the plane stays, it is a few bytes.
 EXPORT void ucx_plane_close(void *plane) { ((struct ucx_plane *)plane)->worker = 0; }
 
+static const struct carrier ucx_carrier;
+
 EXPORT void *channel_open_ucx(void *plane, void *endpoint, uint64_t send_tag, uint64_t receive_tag,
                               int control) {
     struct channel *c = calloc(1, sizeof *c);
@@ -73,7 +75,7 @@ EXPORT void *channel_open_ucx(void *plane, void *endpoint, uint64_t send_tag, ui
                             .receive_tag = receive_tag,
                             .linked = 1,
                             .next = p->channels};
-    c->ucx = end, c->control = control, c->bell = -1, c->most = p->most;
+    c->carrier = &ucx_carrier, c->ucx = end, c->control = control, c->bell = -1, c->most = p->most;
     p->channels = c;
     return c;
 }
@@ -104,7 +106,7 @@ EXPORT void channel_unlink(void *channel) {
     c->ucx->first = c->ucx->last = 0;
 }
 
-void ucx_end(struct channel *c) {
+static void ucx_end(struct channel *c) {
     channel_unlink(c);
     if (c->ucx->room) free(c->ucx->room - offsetof(struct outbound, bytes));
     free(c->ucx);
@@ -176,14 +178,14 @@ static int progress(struct ucx_plane *plane) {
 
 EXPORT int ucx_plane_progress(void *plane) { return progress(plane); }
 
-int ucx_progress(struct channel *c) {
+static int ucx_progress(struct channel *c) {
     struct ucx_plane *plane = c->ucx->plane;
     if (plane->moved_at == this_turn()) return 0;
     plane->moved_at = this_turn();
     return progress(plane);
 }
 
-const uint8_t *ucx_peek(struct channel *c, int64_t *size) {
+static const uint8_t *ucx_peek(struct channel *c, int64_t *size) {
     struct inbound *in = c->ucx->first;
     if (!in || !in->done) return 0;
     if (in->failed) {
@@ -194,16 +196,16 @@ const uint8_t *ucx_peek(struct channel *c, int64_t *size) {
     return in->bytes;
 }
 
-void ucx_release(struct channel *c) {
+static void ucx_release(struct channel *c) {
     struct inbound *in = c->ucx->first;
     c->ucx->first = in->next;
     if (!in->next) c->ucx->last = 0;
     free(in);
 }
 
-int ucx_is_ready(const struct channel *c) { return c->ucx->first && c->ucx->first->done; }
+static int ucx_is_ready(const struct channel *c) { return c->ucx->first && c->ucx->first->done; }
 
-uint8_t *ucx_room(struct channel *c, int64_t size) {
+static uint8_t *ucx_room(struct channel *c, int64_t size) {
     struct outbound *out =
         c->ucx->endpoint ? aligned_alloc(64, (sizeof *out + (size_t)size + 63) / 64 * 64) : 0;
     if (!out) return 0;
@@ -222,7 +224,7 @@ static void sent(void *request, signed char status, void *with) {
     end_send(with, status);
 }
 
-void ucx_commit(struct channel *c, int64_t size) {
+static void ucx_commit(struct channel *c, int64_t size) {
     struct outbound *out = (void *)(c->ucx->room - offsetof(struct outbound, bytes));
     const struct ucp_param param = {
         .mask = WITH_CALLBACK | WITH_DATA, .callback.send = sent, .data = out};
@@ -231,7 +233,7 @@ void ucx_commit(struct channel *c, int64_t size) {
     if (!IS_REQUEST(request)) end_send(out, (int)(intptr_t)request);
 }
 
-int ucx_sleep(struct channel *c) {
+static int ucx_sleep(struct channel *c) {
     struct ucx_plane *plane = c->ucx->plane;
     if (!plane->worker) return 1;
     if (plane->armed_at != this_turn()) {
@@ -241,4 +243,16 @@ int ucx_sleep(struct channel *c) {
     return plane->armed;
 }
 
-int ucx_descriptor(const struct channel *c) { return c->ucx ? c->ucx->plane->descriptor : -1; }
+static int ucx_descriptor(const struct channel *c) { return c->ucx->plane->descriptor; }
+
+static const struct carrier ucx_carrier = {
+    .peek = ucx_peek,
+    .release = ucx_release,
+    .room = ucx_room,
+    .commit = ucx_commit,
+    .pump = ucx_progress,
+    .is_ready = ucx_is_ready,
+    .sleep = ucx_sleep,
+    .descriptor = ucx_descriptor,
+    .end = ucx_end,
+};

@@ -1,4 +1,4 @@
-// Channels over UCX: the same messages, by TCP or whatever else UCX has.
+// Channels over UCX: the same messages, by RDMA or whatever else UCX has.
 #ifndef MOESAIC_UCX_H
 #define MOESAIC_UCX_H
 
@@ -23,18 +23,5 @@ struct ucx_end {
     int linked;
     struct channel *next;  // of the same plane
 };
-
-// The same as of channels. `ucx_sleep`: false if there is something to do.
-const uint8_t *ucx_peek(struct channel *c, int64_t *size);
-void ucx_release(struct channel *c);
-uint8_t *ucx_room(struct channel *c, int64_t size);
-void ucx_commit(struct channel *c, int64_t size);
-int ucx_progress(struct channel *c);
-int ucx_is_ready(const struct channel *c);
-int ucx_sleep(struct channel *c);
-void ucx_end(struct channel *c);
-
-// What becomes readable when UCX has something to do.
-int ucx_descriptor(const struct channel *c);
 
 #endif

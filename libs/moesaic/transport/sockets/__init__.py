@@ -1,0 +1,1 @@
+"""How do frames cross a TCP connection whose ends have proved the cluster secret?"""
