@@ -247,7 +247,7 @@ class ModelSettings(ServiceSettings):
         "(default: the host name)",
     )
     data_port: int = Field(
-        0, ge=0, le=65535, description="UCXX port for tensors; 0 takes a free one"
+        0, ge=0, le=65535, description="TCP port for tensors; 0 takes a free one"
     )
     transports: Literal["auto", "socket", "ring", "shm", "tcp"] = Field(
         "auto",

@@ -49,7 +49,7 @@ class EdgeAgentSettings(AttentionSettings):
         0,
         ge=0,
         le=65535,
-        description="UCXX port for workers that fetch experts; 0 takes a free one",
+        description="TCP port for workers that fetch experts; 0 takes a free one",
     )
     activation_window_s: float = Field(
         5.0,

@@ -44,7 +44,7 @@ class ExpertSettings(ModelSettings):
         0,
         ge=0,
         le=65535,
-        description="UCXX port for workers that fetch experts; 0 takes a free one",
+        description="TCP port for workers that fetch experts; 0 takes a free one",
     )
 
     standby: bool = Field(

@@ -30,10 +30,9 @@ def between_hosts(own_address: str | None, private: bool) -> dict[str, str] | No
         The options; ``None``: UCX shall not be used between hosts.
 
     Raises:
-        InvalidInput: no interface has the address.
+        InvalidInput: no interface has the address, or ``UCX_NET_DEVICES`` names an unknown device.
     """
-    named = os.environ.get("UCX_NET_DEVICES", "").split(",")
-    if rdma := [device for device in named if _is_rdma(device)]:
+    if rdma := _named_rdma_devices():
         return {"NET_DEVICES": ",".join(rdma), "TLS": _without_tcp(os.environ.get("UCX_TLS"))}
     if not private or own_address is None or is_loopback(own_address):
         return None
@@ -55,9 +54,20 @@ def _only_network(own_address: str) -> dict[str, str]:
     return {"NET_DEVICES": "^" + ",".join(sorted(others))} if others else {}
 
 
-def _is_rdma(device: str) -> bool:
-    name = device.strip().partition(":")[0]
-    return bool(name) and "/" not in name and (_RDMA_DEVICES / name).exists()
+def _named_rdma_devices() -> list[str]:
+    named = os.environ.get("UCX_NET_DEVICES", "")
+    if named in ("", "all") or named.startswith("^"):
+        return []
+    known = {each.name for each in _RDMA_DEVICES.iterdir()} if _RDMA_DEVICES.is_dir() else set()
+    interfaces = {name for _, name in socket.if_nameindex()}
+    devices = [device.strip() for device in named.split(",")]
+    rdma = [device for device in devices if device.partition(":")[0] in known]
+    if unknown := [device for device in devices if device not in interfaces and device not in rdma]:
+        raise InvalidInput(
+            "UCX_NET_DEVICES",
+            f"this machine has no device {', '.join(unknown)}; it has {', '.join(sorted(known | interfaces))}",
+        )
+    return rdma
 
 
 def _without_tcp(tls: str | None) -> str:
