@@ -14,8 +14,9 @@ from moesaic.models.configuration.config import load_config
 from moesaic.models.configuration.division import divide
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.tensor_parallel.follower import Follower
-from moesaic.models.tensor_parallel.group import RankGroup, meeting_at, meeting_point
+from moesaic.models.tensor_parallel.group import RankGroup
 from moesaic.models.tensor_parallel.leader import lead
+from moesaic.models.tensor_parallel.meeting import file_store, meeting_file, stay_on_interface
 from moesaic.models.weights.checkpoint import Checkpoint
 
 Job = tuple[Path, str] | None
@@ -36,9 +37,10 @@ def load_part(
 
 def _follow(rank: int, ranks: int, jobs: "SimpleQueue[Job]") -> None:
     torch.set_num_threads(1)
+    stay_on_interface("127.0.0.1")
     while (job := jobs.get()) is not None:
-        directory, address = job
-        group = RankGroup(rank, ranks, meeting_at(address), CPU, _lost)
+        directory, meeting = job
+        group = RankGroup(rank, ranks, file_store(meeting, ranks), CPU, _lost)
         Follower(load_part(directory, rank, ranks), group).run()
         group.close()
 
@@ -60,15 +62,16 @@ class Ranks:
     @contextmanager
     def led(self, directory: Path) -> Iterator[Decoder]:
         """Compute with a model in all ranks, led from here."""
-        store = meeting_point("127.0.0.1")
-        for jobs in self._jobs:
-            jobs.put((directory, f"127.0.0.1:{store.port}"))
-        group = RankGroup(0, self.ranks, store, CPU, _lost)
-        try:
-            yield lead(load_part(directory, 0, self.ranks), group)
-        finally:
-            with suppress(RuntimeError):  # a test may have killed the others
-                group.close()
+        stay_on_interface("127.0.0.1")
+        with meeting_file() as meeting:
+            for jobs in self._jobs:
+                jobs.put((directory, meeting))
+            group = RankGroup(0, self.ranks, file_store(meeting, self.ranks), CPU, _lost)
+            try:
+                yield lead(load_part(directory, 0, self.ranks), group)
+            finally:
+                with suppress(RuntimeError):  # a test may have killed the others
+                    group.close()
 
     @contextmanager
     def leading(self, directory: Path) -> Iterator[Served]:

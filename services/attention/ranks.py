@@ -10,20 +10,30 @@ from typing import NoReturn
 
 import structlog
 import torch
+from torch.distributed import Store  # type: ignore[attr-defined]  # torch's list of names lacks it
 
 from moesaic.addresses import host_port
 from moesaic.cluster.lifecycle import EXIT_UNHEALTHY
+from moesaic.cluster.own_addresses import check_exposure, own_address
 from moesaic.cluster.parents import die_with
+from moesaic.cluster.security.credentials import Credentials, own_credentials
 from moesaic.engine.thread import EngineThread
 from moesaic.errors import UnusableSettings
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.configuration.division import Division, divide
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.tensor_parallel.follower import Follower
-from moesaic.models.tensor_parallel.group import RankGroup, meeting_at, meeting_point
+from moesaic.models.tensor_parallel.group import RankGroup
 from moesaic.models.tensor_parallel.leader import lead
+from moesaic.models.tensor_parallel.meeting import (
+    file_store,
+    meeting_file,
+    own_address_towards,
+    stay_on_interface,
+)
 from moesaic.models.weights.served import find_served_model
 from moesaic.native.own_thread import on_own_thread
+from moesaic.services.attention.rank_store import Lose, RemoteStore, serving_store
 from moesaic.services.attention.settings import AttentionSettings
 from moesaic.telemetry.logs import configure_logging
 from moesaic.transport.device_memory import device_named
@@ -50,15 +60,8 @@ def division_of(settings: AttentionSettings, config: ModelConfig) -> Division | 
 
 @dataclass(frozen=True)
 class MeetingRanks:
-    """The ranks of an instance that are loading.
+    """The ranks of an instance that are loading."""
 
-    Attributes:
-        division: of the first.
-        address: where they meet.
-    """
-
-    division: Division
-    address: str
     _group: "asyncio.Future[RankGroup]"
 
     async def led(self, decoder: Decoder, thread: EngineThread) -> Decoder:
@@ -81,31 +84,63 @@ async def ranks(
     Raises:
         UnusableSettings: the address where they are to meet cannot be listened on.
     """
-    host, _, port = settings.tensor_parallel_address.rpartition(":")
-    try:
-        store = await on_own_thread(meeting_point, host or LOOPBACK, int(port or 0))
-    except RuntimeError as error:
-        raise UnusableSettings(
-            "tensor_parallel_address", f"cannot be listened on: {error}"
-        ) from error
-    store.set(_MODEL, config_digest)
-    address = host_port(host or LOOPBACK, store.port)
-    device = device_named(settings.device)
-    joining = asyncio.ensure_future(
-        on_own_thread(RankGroup, 0, division.ranks, store, device, lose_instance)
-    )
-    others = () if host else range(1, division.ranks)
-    children = [await _start(settings, rank, address) for rank in others]
-    watching = [asyncio.create_task(_watch(child, rank)) for rank, child in enumerate(children, 1)]
-    try:
-        yield MeetingRanks(division, address, joining)
-    finally:
-        for watch in watching:
-            watch.cancel()
-        if joining.done():
-            await on_own_thread(joining.result().close)
-        for child in children:
-            await _end(child)
+    ending = False
+
+    def lose(error: Exception) -> None:
+        if not ending:  # else ranks leave because they are told to
+            lose_instance(error)
+
+    meet = _meet_elsewhere if settings.tensor_parallel_address else _meet_here
+    async with meet(settings, division, lose) as store:
+        await on_own_thread(store.set, _MODEL, config_digest)
+        device = device_named(settings.device)
+        joining = asyncio.ensure_future(
+            on_own_thread(RankGroup, 0, division.ranks, store, device, lose_instance)
+        )
+        try:
+            yield MeetingRanks(joining)
+        finally:
+            ending = True
+            if joining.done():
+                await on_own_thread(joining.result().close)
+
+
+@asynccontextmanager
+async def _meet_here(
+    settings: AttentionSettings, division: Division, lose: Lose
+) -> AsyncIterator[Store]:
+    """Start the other ranks on this machine; leaving waits for their end."""
+    stay_on_interface(LOOPBACK)
+    with meeting_file() as path:
+        children = [await _start(settings, rank, path) for rank in range(1, division.ranks)]
+        watching = [
+            asyncio.create_task(_watch(each, rank, lose)) for rank, each in enumerate(children, 1)
+        ]
+        try:
+            yield file_store(path, division.ranks)
+        finally:
+            for watch in watching:
+                watch.cancel()
+            for child in children:
+                await _end(child)
+
+
+@asynccontextmanager
+async def _meet_elsewhere(
+    settings: AttentionSettings, division: Division, lose: Lose
+) -> AsyncIterator[Store]:
+    """Serve the place where ranks that are started one by one meet."""
+    name, port = _host_and_port(settings.tensor_parallel_address)
+    host = await own_address(name, "tensor_parallel_address")
+    check_exposure(settings, host, "tensor-parallel-address")
+    stay_on_interface(host)
+    identity = settings.identity("attention")
+    async with serving_store(identity, host, port, lose) as bound:
+        store = RemoteStore(host_port(host, int(bound)), own_credentials())
+        try:
+            yield store
+        finally:
+            await asyncio.to_thread(store.leave)
 
 
 def follow(settings: AttentionSettings) -> NoReturn:
@@ -116,7 +151,7 @@ def follow(settings: AttentionSettings) -> NoReturn:
     config, checkpoint = find_served_model(settings)
     division = divide(config, rank, settings.tensor_parallel)
     share_threads(division)
-    store = meeting_at(settings.tensor_parallel_address)
+    store = _store_of_the_first(settings)
     if store.get(_MODEL).decode() != config.config_digest:
         raise UnusableSettings("model", "is not the one that the first rank has")
     dtype: torch.dtype = getattr(torch, settings.dtype)
@@ -126,8 +161,32 @@ def follow(settings: AttentionSettings) -> NoReturn:
     group = RankGroup(rank, division.ranks, store, device, lose_instance)
     log.info("rank.ready", rank=rank, ranks=division.ranks)
     Follower(decoder, group).run()
+    if isinstance(store, RemoteStore):
+        store.leave()
     group.close()
     sys.exit(0)
+
+
+def _store_of_the_first(settings: AttentionSettings) -> Store:
+    """Go to the place where the ranks meet, and use the network that leads there."""
+    if settings.tensor_parallel_address.startswith("/"):
+        stay_on_interface(LOOPBACK)
+        return file_store(settings.tensor_parallel_address, settings.tensor_parallel)
+    host, port = _host_and_port(settings.tensor_parallel_address)
+    try:
+        stay_on_interface(own_address_towards(host, port))
+    except OSError as error:
+        raise UnusableSettings(
+            "tensor_parallel_address", f"{host} cannot be reached: {error}"
+        ) from error
+    store = RemoteStore(settings.tensor_parallel_address, Credentials.of(settings))
+    store.stay(settings.tensor_parallel_rank, lose_instance)
+    return store
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 def share_threads(division: Division | None) -> None:
@@ -156,12 +215,12 @@ def lose_instance(error: Exception) -> NoReturn:
 
 
 async def _start(
-    settings: AttentionSettings, rank: int, address: str
+    settings: AttentionSettings, rank: int, meeting: str
 ) -> asyncio.subprocess.Process:
     own = {name: getattr(settings, name) for name in _SHARED}
     own |= {
         "tensor_parallel_rank": rank,
-        "tensor_parallel_address": address,
+        "tensor_parallel_address": meeting,
         "device": str(device_of(settings.model_copy(update={"tensor_parallel_rank": rank}))),
         "threads": settings.threads,
         "worker_id": settings.identity("attention"),
@@ -178,9 +237,9 @@ async def _start(
     )
 
 
-async def _watch(child: asyncio.subprocess.Process, rank: int) -> None:
+async def _watch(child: asyncio.subprocess.Process, rank: int, lose: Lose) -> None:
     status = await child.wait()
-    lose_instance(RuntimeError(f"rank {rank} has ended with status {status}"))
+    lose(RuntimeError(f"rank {rank} has ended with status {status}"))
 
 
 async def _end(child: asyncio.subprocess.Process) -> None:

@@ -154,9 +154,9 @@ class AttentionSettings(ModelSettings):
     )
     tensor_parallel_address: str = Field(
         "",
-        pattern=r"^(|\S+:[0-9]{1,5})$",
-        description="host:port where the ranks meet, if they are started one by one, as on several machines "
-        "(default: the first starts the others beside it)",
+        pattern=r"^(|/\S+|[^/\s]+:[0-9]{1,5})$",
+        description="host:port where the ranks meet, if they are started one by one, as on several machines; the "
+        "host is the first rank's address (default: the first starts the others beside it)",
     )
     micro_batches: int = Field(
         0,

@@ -51,7 +51,7 @@ async def own_addresses(settings: _Settings) -> AsyncIterator[_Settings]:
     names = {setting: host for setting, host in hosts.items() if host and not is_address(host)}
     in_use = {setting: await own_address(name, setting) for setting, name in names.items()}
     found = settings.model_copy(update=in_use)
-    _check_exposure(found)
+    _check_places(found)
     if not names:
         yield found
         return
@@ -60,22 +60,29 @@ async def own_addresses(settings: _Settings) -> AsyncIterator[_Settings]:
         yield found
 
 
-def _check_exposure(settings: ServiceSettings) -> None:
-    """Refuse to listen for orders and tensors from other machines without a secret."""
-    if settings.secret.get_secret_value():
-        return
+def _check_places(settings: ServiceSettings) -> None:
     planes = {"control_host": settings.control}
     if isinstance(settings, ModelSettings):
         planes["data_host"] = settings.data
     for setting, place in planes.items():
-        if not is_loopback(place.host):
-            flag = setting if getattr(settings, setting) else "host"
-            raise InvalidInput(
-                "--secret (MOESAIC_SECRET)",
-                f"is required to listen on {place.host} (--{flag.replace('_', '-')}), where others "
-                "could give this service orders: give all services of the cluster the same "
-                "secret, 'openssl rand -hex 32' makes one; or listen on 127.0.0.1",
-            )
+        flag = setting if getattr(settings, setting) else "host"
+        check_exposure(settings, place.host, flag.replace("_", "-"))
+
+
+def check_exposure(settings: ServiceSettings, host: str, flag: str) -> None:
+    """Refuse to listen for orders and tensors from other machines without a secret.
+
+    Raises:
+        InvalidInput: ``host``, from the setting ``flag``, is not loopback, and there is no secret.
+    """
+    if settings.secret.get_secret_value() or is_loopback(host):
+        return
+    raise InvalidInput(
+        "--secret (MOESAIC_SECRET)",
+        f"is required to listen on {host} (--{flag}), where others could give this service orders: "
+        "give all services of the cluster the same secret, 'openssl rand -hex 32' makes one; or "
+        "listen on 127.0.0.1",
+    )
 
 
 async def own_address(name: str, setting: str) -> str:

@@ -3,13 +3,15 @@
 import os
 import shutil
 import signal
+import socket
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from benchmarks.parity.cases import ParityCase, build_reference
-from tests.suites import DEMO, Suite, running
+from tests.suites import DEMO, MOESAIC, Suite, running
 from tests.system.streams import around_fault, check
 from tests.system.topologies.test_families import VOCAB_SIZE, answers, made
 from tests.waiting import eventually
@@ -52,6 +54,32 @@ def test_two_ranks_give_the_tokens_of_one(family: str, topology: str, tmp_path: 
     for (ids, logprobs), (right_ids, right_logprobs) in zip(found, reference, strict=True):
         assert ids == right_ids
         assert logprobs == pytest.approx(right_logprobs, abs=1e-4)
+
+
+@pytest.mark.slow
+def test_ranks_that_are_started_one_by_one_serve_and_are_lost_together(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    secret = {"MOESAIC_SECRET": "of ranks that are started one by one"}
+    flags = ("--tensor-parallel", "2", "--tensor-parallel-address", address, "--dtype", "float32")
+    own = ("--model", str(DEMO), "--dispatch", "local", "--tensor-parallel-rank", "1")
+    command = [str(MOESAIC), "serve", "attention", *own, *flags]
+    log = (tmp_path / "rank.log").open("wb")
+    with subprocess.Popen(command, env={**os.environ, **secret}, stdout=log, stderr=log) as rank:
+        try:
+            suite_flags = ("--topology", "local", *flags)
+            with running(made(tmp_path / "suite"), *suite_flags, settings=secret) as suite:
+                body = {"model": "demo", "prompt": "Hello", "max_tokens": 5}
+                with suite.client() as client:
+                    assert client.post("/v1/completions", json=body).status_code == 200
+                rank.send_signal(signal.SIGSTOP)  # its machine is gone: nothing is closed
+
+                lost = {"event": "rank.lost", "cause": "rank 1 is gone"}
+                eventually(
+                    lambda: any(lost.items() <= entry.items() for entry in suite.log("attention-0"))
+                )
+        finally:
+            rank.kill()
 
 
 async def test_streams_outlive_a_rank_of_their_worker(tmp_path: Path) -> None:

@@ -100,11 +100,7 @@ async def _serve(
     status = ServiceStatus(role, worker_id, generation)
     stop = stop or asyncio.Event()
     admin, health = AdminServicer(settings, status, stop), HealthServicer()
-    server = grpc.aio.server(
-        interceptors=[Authenticating(credentials.tokens, worker_id)] if credentials.tokens else [],
-        options=SERVER_OPTIONS,
-        maximum_concurrent_rpcs=_MAX_CONCURRENT_CALLS,
-    )
+    server = new_server(credentials, worker_id)
     services = _Services(server)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, services)  # type: ignore[arg-type]  # stands in for a server
     register(services)  # type: ignore[arg-type]  # stands in for a server
@@ -121,7 +117,14 @@ async def _serve(
         server,
     )
     place = settings.control
-    port = _listen(server, place.host, settings.admin_port, credentials.tls)
+    try:
+        port = listen(server, place.host, settings.admin_port, credentials.tls)
+    except RuntimeError as error:
+        raise InvalidInput(
+            "admin_port",
+            f"cannot listen on {host_port(place.host, settings.admin_port)}: the port is in use or the "
+            "address is not of this host; choose another with --admin-port or --control-host",
+        ) from error
     for name in names:
         await health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
     await server.start()
@@ -198,14 +201,22 @@ async def _say_what_it_loads(status: ServiceStatus) -> None:
             )
 
 
-def _listen(server: grpc.aio.Server, host: str, port: int, tls: Tls | None) -> int:
-    try:
-        if tls is not None:
-            return server.add_secure_port(host_port(host, port), tls.server_credentials())
-        return server.add_insecure_port(host_port(host, port))
-    except RuntimeError as error:
-        raise InvalidInput(
-            "admin_port",
-            f"cannot listen on {host_port(host, port)}: the port is in use or the address is not of "
-            "this host; choose another with --admin-port or --control-host",
-        ) from error
+def new_server(credentials: Credentials, worker_id: str) -> grpc.aio.Server:
+    """Make a server that admits callers with a token for ``worker_id``, if the cluster has a secret."""
+    tokens = credentials.tokens
+    return grpc.aio.server(
+        interceptors=[Authenticating(tokens, worker_id)] if tokens else [],
+        options=SERVER_OPTIONS,
+        maximum_concurrent_rpcs=_MAX_CONCURRENT_CALLS,
+    )
+
+
+def listen(server: grpc.aio.Server, host: str, port: int, tls: Tls | None) -> int:
+    """Listen, encrypted if there are certificates; return the port.
+
+    Raises:
+        RuntimeError: the port is in use, or the address is not of this host.
+    """
+    if tls is not None:
+        return server.add_secure_port(host_port(host, port), tls.server_credentials())
+    return server.add_insecure_port(host_port(host, port))

@@ -30,6 +30,7 @@ _BY_SERVICE: dict[str, dict[Literal["data", "admin", "open"], str]] = {
         "admin": "PreparePlacement CommitPlacement AbortPlacement GetActivations",
     },
     "moesaic.v1.EdgeAgentService": {"data": "GetProfile", "admin": "SetMemoryLimit"},
+    "moesaic.v1.RankStoreService": {"admin": "Set Get Add Delete Stay"},
     "moesaic.v1.GatewayService": {"data": "GetRouter", "admin": "SetPolicy"},
     "moesaic.v1.SchedulerService": {
         "data": "GetPlacement WatchPlacement GetFleet",

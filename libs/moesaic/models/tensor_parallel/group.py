@@ -13,16 +13,19 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch's list of names lacks it
+from torch.distributed import Store  # type: ignore[attr-defined]  # torch's list of names lacks it
+
+from moesaic.models.tensor_parallel.contents import as_bytes, from_bytes
 
 LEADER = 0
 _NUMBERS = 8  # int64, at the head of every message
 _INLINE_BYTES = 1 << 14
 _FRAME_BYTES = 8 * _NUMBERS + _INLINE_BYTES
 # Followers wait for the next step, and nobody knows when it comes; a lost rank closes its connections. gloo can miss
-# that where it begins to send just then, and waits: so who starts ranks watches their processes, too.
+# that where it begins to send just then, and waits: so the ranks of a machine are watched as processes, and those of
+# several by calls that end with them.
 _PATIENCE = datetime.timedelta(days=300)
-_JOIN_PATIENCE = datetime.timedelta(minutes=30)
+JOIN_PATIENCE = datetime.timedelta(minutes=30)
 
 
 class RankMessage(IntEnum):
@@ -38,25 +41,6 @@ class RankMessage(IntEnum):
     HEAD = 7
 
 
-def meeting_point(host: str, port: int = 0) -> TCPStore:
-    """Open the place where the ranks meet, of the first one; ``store.port`` is its port.
-
-    Raises:
-        RuntimeError: the address cannot be listened on.
-    """
-    return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=_JOIN_PATIENCE)
-
-
-def meeting_at(address: str) -> TCPStore:
-    """Go to the place that the first rank has opened at ``host:port``; waits for it.
-
-    Raises:
-        RuntimeError: it is not there.
-    """
-    host, _, port = address.rpartition(":")
-    return TCPStore(host, int(port), is_master=False, timeout=_JOIN_PATIENCE)
-
-
 class RankGroup:
     """This rank's place among all of its instance. Not safe for several threads at a time."""
 
@@ -64,7 +48,7 @@ class RankGroup:
         self,
         rank: int,
         ranks: int,
-        store: TCPStore,
+        store: Store,
         device: torch.device,
         lost: Callable[[Exception], NoReturn],
     ) -> None:
@@ -73,7 +57,7 @@ class RankGroup:
         Args:
             rank: of this process; 0 leads.
             ranks: of the instance.
-            store: from ``meeting_point`` or ``meeting_at``.
+            store: of all ranks of the instance, and of no other process.
             device: that computes here.
             lost: called if another rank is gone; does not return.
 
@@ -103,13 +87,13 @@ class RankGroup:
             content: of one or two dimensions, on any device.
         """
         content = content.contiguous()
-        shape = (len(content), content[0].numel() if len(content) else 0)
+        shape = (*content.shape, 0)[:2]
         inline = content.device.type == "cpu" and content.nbytes <= _INLINE_BYTES
         numbers = (kind, first, second, *shape, content.dim(), content.nbytes, inline)
         self._numbers.copy_(torch.tensor(numbers))
         if inline and content.nbytes:
             body = self._frame[8 * _NUMBERS : 8 * _NUMBERS + content.nbytes]
-            body.copy_(content.view(-1).view(torch.uint8))
+            body.copy_(as_bytes(content))
         self._run(lambda: dist.broadcast(self._frame, LEADER))
         if not inline:
             self._run(lambda: dist.broadcast(content, LEADER))
@@ -131,7 +115,7 @@ class RankGroup:
         shape = (rows, width)[:dimensions]
         if inline:
             body = self._frame[8 * _NUMBERS : 8 * _NUMBERS + nbytes].clone()
-            return RankMessage(kind), first, second, body.view(dtype).view(shape).to(device)
+            return RankMessage(kind), first, second, from_bytes(body, dtype, shape).to(device)
         content = torch.empty(shape, dtype=dtype, device=device)
         self._run(lambda: dist.broadcast(content, LEADER))
         return RankMessage(kind), first, second, content

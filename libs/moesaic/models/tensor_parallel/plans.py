@@ -10,6 +10,7 @@ from torch import Tensor
 from moesaic.kernels.paged_rows import PagedRows
 from moesaic.models.layers.attention_plan import AttentionPlan
 from moesaic.models.layers.rope import Rotation
+from moesaic.models.tensor_parallel.contents import as_bytes, from_bytes
 
 
 class _Array(msgspec.Struct, frozen=True, array_like=True):
@@ -90,12 +91,10 @@ def decode_plan(content: bytes, device: torch.device) -> tuple[AttentionPlan, Ro
 
 
 def _array(tensor: Tensor) -> _Array:
-    held = tensor.detach().cpu().contiguous()
-    content: Any = held.reshape(-1).view(torch.uint8).numpy()
-    return _Array(str(held.dtype).removeprefix("torch."), tuple(held.shape), content.tobytes())
+    content: Any = as_bytes(tensor.cpu()).numpy()
+    return _Array(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), content.tobytes())
 
 
 def _tensor(array: _Array) -> Tensor:
     content = torch.from_numpy(np.frombuffer(bytearray(array.content), dtype=np.uint8))
-    dtype: torch.dtype = getattr(torch, array.dtype)
-    return content.view(dtype).view(array.shape)
+    return from_bytes(content, getattr(torch, array.dtype), array.shape)
