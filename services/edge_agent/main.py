@@ -75,6 +75,7 @@ async def serve(settings: EdgeAgentSettings) -> None:
         weights_address, experts.peers = await give_experts(
             settings, settings.weights_port, worker.config, site.host, process.parts
         )
+        process.status.weights_address = weights_address
         experts.host = site.host
         process.parts.push_async_callback(experts.close)
         worker = limited(site, worker, settings, before_bytes)

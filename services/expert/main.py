@@ -67,6 +67,7 @@ async def serve(settings: ExpertSettings) -> None:
         weights_address, api.peers = await give_experts(
             settings, settings.weights_port, config, host, process.parts
         )
+        status.weights_address = weights_address
         process.parts.push_async_callback(api.close)
         found = {
             "data_address": status.data_address,

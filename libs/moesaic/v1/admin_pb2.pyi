@@ -77,6 +77,7 @@ class GetInfoResponse(_message.Message):
     DTYPE_FIELD_NUMBER: _builtins.int
     QUANTIZATION_FIELD_NUMBER: _builtins.int
     LOADING_FIELD_NUMBER: _builtins.int
+    WEIGHTS_ADDRESS_FIELD_NUMBER: _builtins.int
     service: _builtins.str
     worker_id: _builtins.str
     generation: _builtins.int
@@ -98,6 +99,8 @@ class GetInfoResponse(_message.Message):
     """workers: of weights and activations"""
     quantization: _builtins.str
     """workers: the form that linear layers and experts are held in"""
+    weights_address: _builtins.str
+    """where others fetch experts, host:port; empty: nowhere"""
     @_builtins.property
     def waiting_for(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """what keeps it from being ready, for people"""
@@ -125,10 +128,11 @@ class GetInfoResponse(_message.Message):
         dtype: _builtins.str = ...,
         quantization: _builtins.str = ...,
         loading: Global___Loading | None = ...,
+        weights_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["loading", b"loading"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_address", b"data_address", "dtype", b"dtype", "epoch", b"epoch", "generation", b"generation", "loading", b"loading", "metrics_address", b"metrics_address", "model", b"model", "model_digest", b"model_digest", "pid", b"pid", "quantization", b"quantization", "service", b"service", "state", b"state", "uptime_s", b"uptime_s", "version", b"version", "waiting_for", b"waiting_for", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_address", b"data_address", "dtype", b"dtype", "epoch", b"epoch", "generation", b"generation", "loading", b"loading", "metrics_address", b"metrics_address", "model", b"model", "model_digest", b"model_digest", "pid", b"pid", "quantization", b"quantization", "service", b"service", "state", b"state", "uptime_s", b"uptime_s", "version", b"version", "waiting_for", b"waiting_for", "weights_address", b"weights_address", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -13,10 +13,12 @@ from typing import Literal
 
 import msgspec
 
+from moesaic.cli.checks.listeners import UNKNOWN, Listener, listeners_of
 from moesaic.cli.checks.model_names import found_model
 from moesaic.cli.checks.preflight import check_config, check_model, check_redis
 from moesaic.cli.machine.facts import installed_version
 from moesaic.cli.machine.ports import check_port
+from moesaic.cli.machine.state import StateFile, SuiteState
 from moesaic.cli.terminal.outcome import CommandError
 from moesaic.cluster.redis.child import server_programs
 from moesaic.errors import UnusableSettings
@@ -33,6 +35,7 @@ class Finding(msgspec.Struct, frozen=True):
     status: Literal["ok", "warn", "fail"]
     detail: str
     fix: str = ""
+    listeners: tuple[Listener, ...] = ()  # of the suite that runs in this directory
 
 
 def run_checks(model: str, port: int) -> list[Finding]:
@@ -52,7 +55,32 @@ def run_checks(model: str, port: int) -> list[Finding]:
         check_locked_memory,
         lambda: check_model_directory(model),
     ]
-    return [check() for check in checks]
+    findings = [check() for check in checks]
+    suite = StateFile().running()
+    return findings if suite is None else [*findings, check_listeners(suite)]
+
+
+def check_listeners(suite: SuiteState) -> Finding:
+    """List where the processes of a suite can be reached, and what is open to others there."""
+    found = tuple(listeners_of(suite))
+    unknown = [each for each in found if each.kind == UNKNOWN]
+    if unknown:
+        named = ", ".join(f"{each.address} of {each.process}" for each in unknown)
+        return Finding(
+            "listeners", "fail", f"not Moesaic's own: {named}", "report it: SECURITY.md", found
+        )
+    outside = [each for each in found if not each.loopback]
+    if unproved := [each for each in outside if each.kind in ("ranks", "UCX", "metrics")]:
+        named = ", ".join(f"{each.kind} at {each.address}" for each in unproved)
+        return Finding(
+            "listeners",
+            "warn",
+            f"{len(outside)} of {len(found)} beyond this machine; they ask for no proof: {named}",
+            "keep these networks to services of the cluster",
+            found,
+        )
+    where = f"{len(outside)} of them beyond this machine" if outside else "all on this machine"
+    return Finding("listeners", "ok", f"{len(found)}, {where}", listeners=found)
 
 
 def check_python() -> Finding:
@@ -161,8 +189,6 @@ def check_redis_server() -> Finding:
 
 def check_rest_port(port: int) -> Finding:
     """Check that the gateway's port is free, or taken by the suite of this directory."""
-    from moesaic.cli.machine.state import StateFile
-
     running = StateFile().running()
     if running is not None and running.url.endswith(f":{port}"):
         return Finding("port", "ok", f"{port}: the suite of this directory listens there")

@@ -42,6 +42,7 @@ async def service_facts(role: str, worker_id: str, admin_address: str) -> Facts:
         "uptime_s": round(info.uptime_s, 1),
         "epoch": info.epoch,
         "data_address": info.data_address,
+        "weights_address": info.weights_address,
         "metrics_address": info.metrics_address,
         "model": info.model,
         "model_digest": info.model_digest,

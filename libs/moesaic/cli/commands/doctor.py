@@ -14,9 +14,10 @@ def doctor(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the gateway.")] = 8000,
     as_json: JsonOption = False,
 ) -> None:
-    """Check this machine; exit status 3 if something must be fixed first."""
+    """Check this machine, and show where a running suite listens; exit status 3 if something must be fixed."""
     import msgspec
 
+    from moesaic.cli.checks.listeners import row_of
     from moesaic.cli.checks.machine_checks import run_checks
 
     findings = run_checks(model, port)
@@ -27,5 +28,10 @@ def doctor(
             (f.name, f.status, f"{f.detail}\n-> {f.fix}" if f.fix else f.detail) for f in findings
         ]
         print_table(("check", "status", "found, and what to do"), rows)
+        if listeners := [each for finding in findings for each in finding.listeners]:
+            print_table(
+                ("process", "listens for", "protocol", "at", "who may speak", "what proves it"),
+                [(each.process, *row_of(each)) for each in listeners],
+            )
     if any(finding.status == "fail" for finding in findings):
         raise typer.Exit(Exit.UNHEALTHY)

@@ -58,7 +58,7 @@ class ServiceStatus:
         self.epoch = 0  # highest placement epoch seen
         self.model_digest = ""
         self.dtype = self.quantization = ""  # of a worker, once its weights are loaded
-        self.data_address = ""
+        self.data_address = self.weights_address = ""
         self.metrics_address = ""
         self.model = ""  # its name, for people
         self.progress: LoadProgress | None = None  # of loading weights; None: it has none
@@ -148,6 +148,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             epoch=status.epoch,
             model_digest=status.model_digest,
             data_address=status.data_address,
+            weights_address=status.weights_address,
             metrics_address=status.metrics_address,
             model=status.model,
             dtype=status.dtype,
