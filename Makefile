@@ -8,7 +8,7 @@
 #   make test-compose   the tests of the suite in containers; skipped where there is no Docker engine
 #   make fmt     format the sources                  make lint    styles, layers and types: part of make test
 #   make bench   measure what the project claims
-#   make fuzz    hostile messages against the C sources under sanitizers, for five minutes (FUZZ_SECONDS=60 for less)
+#   make fuzz    hostile messages, to the C sources and to all listeners, five minutes each (FUZZ_SECONDS=60 for less)
 #   make stress  tests of processes and sockets, ten times beside four busy processes (TESTS=... ROUNDS=10)
 #   make nightly all that continuous integration leaves out (some hours)
 #   make coverage, make mutants   which lines make test runs, and how many random faults it finds
@@ -119,7 +119,7 @@ soak: .venv/installed-dev
 
 # Every round has its seed; the first one is drawn, and printed. A round that fails says how it is played again.
 fuzz: .venv/installed-dev
-	@$(BIN)/pytest -q -s -m slow tests/native
+	@$(BIN)/pytest -q -s -m slow tests/native tests/strangers
 
 lint: styles checks
 

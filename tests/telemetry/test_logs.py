@@ -79,6 +79,31 @@ def test_libraries_are_heard_from_warning_up(capsys):
     assert (line["logger"], line["message"], line["level"]) == ("asyncio", "task x died", "error")
 
 
+def test_a_place_in_a_library_has_its_say_once_in_a_while(capsys, monkeypatch):
+    configure_logging("expert", "e", "info")
+    stranger = logging.getLogger("uvicorn.error")
+
+    def complain(created: float, text: str) -> None:
+        record = stranger.makeRecord(stranger.name, logging.WARNING, "h11.py", 7, text, (), None)
+        record.created = created
+        stranger.handle(record)
+
+    for number in range(1000):
+        complain(100.0 + number / 1000, f"bad request {number}")
+    stranger.warning("another place")
+    complain(111.0, "bad request again")
+    complain(50.0, "the clock was set back")
+
+    lines = written(capsys)
+    assert [line["message"] for line in lines] == [
+        "bad request 0",
+        "another place",
+        "bad request again",
+        "the clock was set back",
+    ]
+    assert [line.get("left_out", 0) for line in lines] == [0, 0, 999, 0]
+
+
 def test_a_traceback_is_part_of_its_line(capsys):
     configure_logging("expert", "e", "info")
 

@@ -5,7 +5,8 @@ import json
 import logging
 import re
 import sys
-from collections.abc import MutableMapping
+from collections import OrderedDict
+from collections.abc import Hashable, MutableMapping
 from datetime import UTC, datetime
 from types import NoneType
 from typing import Any
@@ -20,6 +21,7 @@ _SEVERITY = LEVELS | {"critical": 50, "exception": 40}
 _SECRET_KEY = re.compile(r"(^|[_-])(authorization|api[_-]?key|password|token|secret|cookie)$", re.I)
 _URL_CREDENTIALS = re.compile(r"(://)[^/\s@]*@")
 _HIDDEN = "***"
+_SAY_AGAIN_S, _MOST_PLACES = 10.0, 256
 _TELLS_NOTHING = (int, float, NoneType)
 
 Event = MutableMapping[str, Any]
@@ -45,16 +47,36 @@ class _Lines:
 
 
 class _LibraryHandler(logging.Handler):
-    """Handler that writes the ``logging`` records of libraries as events."""
+    """Handler that writes the ``logging`` records of libraries as events.
+
+    What strangers send makes libraries complain. So a place in their code has its say once in a while,
+    with the number of records that were left out since.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()  # when, and left out
 
     def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[0] if record.exc_info else None
+        place = record.name, record.pathname, record.lineno, error
+        said_at, left_out = self._said.pop(place, (float("-inf"), 0))
+        may = record.created >= said_at + _SAY_AGAIN_S or record.created < said_at
+        self._said[place] = (record.created, 0) if may else (said_at, left_out + 1)
+        while len(self._said) > _MOST_PLACES:
+            self._said.popitem(last=False)
+        if may:
+            self._write(record, left_out)
+
+    def _write(self, record: logging.LogRecord, left_out: int) -> None:
         level = record.levelname.lower()
         write = getattr(structlog.get_logger(), level if level in _SEVERITY else "warning")
         try:
             text = record.getMessage()
         except (TypeError, ValueError):  # the library's arguments do not fit its own format
             text = str(record.msg)
-        write("library.logged", logger=record.name, message=text, exc_info=record.exc_info)
+        more = {"left_out": left_out} if left_out else {}
+        write("library.logged", logger=record.name, message=text, exc_info=record.exc_info, **more)
 
 
 def configure_logging(service: str, instance: str, level: str) -> None:

@@ -586,7 +586,7 @@ Global___EngineProfile: _TypeAlias = EngineProfile  # noqa: Y015
 
 @_typing.final
 class OthersWork(_message.Message):
-    """What other gateways have given the worker and is not done. RankMessage when it has changed, a few times a second."""
+    """What other gateways have given the worker and is not done. Told when it has changed, a few times a second."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -35,8 +35,10 @@ from moesaic.v1 import (
     edge_agent_pb2,  # noqa: F401
     expert_pb2,  # noqa: F401  # its service is in the table
     gateway_pb2,  # noqa: F401
+    ranks_pb2,  # noqa: F401
     scheduler_pb2,  # noqa: F401
 )
+from tests.strangers.messages import call_of
 
 SECRET, NONE = Credentials(b"the secret"), Credentials()
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
@@ -72,6 +74,22 @@ async def serving(**settings: object) -> AsyncIterator[AdminServer]:
 async def server() -> AsyncIterator[AdminServer]:
     async with serving() as server:
         yield server
+
+
+@pytest.mark.parametrize(
+    "path", [b"\xf6moesaic.v1.AdminService/Shutdown", b"/\xff", b"/moesaic.v1.AdminService/\x80"]
+)
+async def test_a_path_that_is_no_text_ends_its_call_alone(server, path: bytes) -> None:
+    host, _, port = server.address.rpartition(":")
+    for _ in range(3):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(call_of(path, bytes(5)))
+        assert await reader.read(1)
+        writer.close()
+
+    async with channel(server.address, credentials=SECRET) as connection:
+        info = await admin_pb2_grpc.AdminServiceStub(connection).GetInfo(pb.GetInfoRequest())
+    assert info.worker_id == "a-0"
 
 
 async def endless(*requests: Any) -> AsyncIterator[Any]:

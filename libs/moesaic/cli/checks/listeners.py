@@ -61,7 +61,7 @@ KINDS: Mapping[str, Kind] = {
         "gloo, NCCL",
         "loopback; the network of `--tensor-parallel-address`",
         "ranks of one worker",
-        "nothing: keep the network to the ranks",
+        "nothing, and gloo keeps what connects: keep the network to the ranks",
     ),
     "meeting of ranks": Kind(
         "gRPC",

@@ -14,7 +14,7 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 _OPEN = "open"
 _BY_SERVICE: dict[str, dict[Literal["data", "admin", "open"], str]] = {
-    "grpc.health.v1.Health": {"open": "Check", "data": "List Watch"},
+    "grpc.health.v1.Health": {"open": "Check", "data": "Watch"},
     "grpc.channelz.v1.Channelz": {
         "admin": "GetChannel GetServer GetServers GetServerSockets GetSocket GetSubchannel "
         "GetTopChannels"
