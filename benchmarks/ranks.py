@@ -27,7 +27,7 @@ from benchmarks.common.ranks import Ranks, load_part
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.layers.step_batch import StepBatch
 from moesaic.models.layers.warm_up import experts_elsewhere
-from moesaic.models.tensor_parallel.group import meeting_at, meeting_point
+from moesaic.models.tensor_parallel.meeting import file_store, meeting_file, stay_on_interface
 
 HIDDEN, LAYERS, VOCAB = 2048, 4, 8192
 CONFIG: dict[str, Any] = {
@@ -69,15 +69,16 @@ def run(quick: bool) -> dict[str, Any]:
 def _measure_messages(rounds: int) -> dict[str, Any]:
     sizes = {"1 row": 1, "8 rows": 8, "512 rows": 512}
     ways = ("told_and_added_up", "added_up_in_both")
-    store = meeting_point("127.0.0.1")
-    process = multiprocessing.get_context("spawn").Process(
-        target=_other_rank, args=(store.port, rounds, tuple(sizes.values())), daemon=True
-    )
-    process.start()
-    dist.init_process_group("gloo", store=store, rank=0, world_size=2)
-    taken = list(_in_turn(rounds, tuple(sizes.values())))
-    dist.destroy_process_group()
-    process.join(20)
+    stay_on_interface("127.0.0.1")
+    with meeting_file() as path:
+        process = multiprocessing.get_context("spawn").Process(
+            target=_other_rank, args=(path, rounds, tuple(sizes.values())), daemon=True
+        )
+        process.start()
+        dist.init_process_group("gloo", store=file_store(path, 2), rank=0, world_size=2)
+        taken = list(_in_turn(rounds, tuple(sizes.values())))
+        dist.destroy_process_group()
+        process.join(20)
     found: dict[str, dict[str, list[float]]] = {way: {name: [] for name in sizes} for way in ways}
     names = {count: name for name, count in sizes.items()}
     for count, seconds in taken:
@@ -88,9 +89,9 @@ def _measure_messages(rounds: int) -> dict[str, Any]:
     }
 
 
-def _other_rank(port: int, rounds: int, sizes: tuple[int, ...]) -> None:
-    store = meeting_at(f"127.0.0.1:{port}")
-    dist.init_process_group("gloo", store=store, rank=1, world_size=2)
+def _other_rank(path: str, rounds: int, sizes: tuple[int, ...]) -> None:
+    stay_on_interface("127.0.0.1")
+    dist.init_process_group("gloo", store=file_store(path, 2), rank=1, world_size=2)
     for _ in _in_turn(rounds, sizes):
         pass
     dist.destroy_process_group()

@@ -1,5 +1,6 @@
-// A seeded driver for all that comes from other processes: frames, rings, requests, replies. Compiled
-// with sanitizers, it finds reads and writes out of bounds; results it compares with plain ones.
+// A seeded driver for all that comes from other processes: frames, rings, connections, requests,
+// replies. Compiled with sanitizers, it finds reads and writes out of bounds; results it compares with
+// plain ones.
 //   Round    one seed, one kind of test: both are printed where a round fails, and bring it back.
 //   Plainly  the same once more, as slow and simple as can be.
 #ifndef MOESAIC_FUZZ_H
@@ -13,6 +14,7 @@
 // The kinds of rounds.
 void fuzz_frames(void);
 void fuzz_rings(void);
+void fuzz_streams(void);
 void fuzz_damage(void);
 void fuzz_refusals(void);
 void fuzz_answers(void);

@@ -30,6 +30,7 @@ static const struct kind {
 } KINDS[] = {
     {"frames", fuzz_frames},
     {"rings", fuzz_rings},
+    {"streams", fuzz_streams},
     {"damage", fuzz_damage},
     {"refusals", fuzz_refusals},
     {"answers", fuzz_answers},
