@@ -17,7 +17,7 @@ UNKNOWN = "unknown"
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """What a listener is, as the table in SECURITY.md has it."""
+    """A kind of listeners, as the table in SECURITY.md has it."""
 
     protocol: str
     address: str

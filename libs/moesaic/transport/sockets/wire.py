@@ -9,7 +9,7 @@ import structlog
 from moesaic.transport.frame import Message
 from moesaic.transport.rings.channel import Channel
 from moesaic.transport.sockets.channel import cause_of_end
-from moesaic.transport.ucx.control import keep_alive
+from moesaic.transport.sockets.keep_alive import keep_alive
 from moesaic.transport.wire import NOBODY, Receiver
 
 log = structlog.get_logger()
