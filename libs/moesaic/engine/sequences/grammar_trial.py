@@ -1,44 +1,39 @@
-"""The trial of a grammar: a child process compiles it first, which it may crash or fill.
+"""The trial of a grammar: a helper process compiles it first, which it may crash or fill.
 
 ``llguidance`` bounds much of what a grammar takes, but not all: a chain of five thousand rules
-overflows its stack, which ends the process. The system holds the child to bounds of time and memory;
-a child that dies is replaced.
+overflows its stack, which ends the process.
 """
 
-import json
-import resource
-import signal
-import subprocess
 import sys
-import threading
 import time
-import weakref
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from moesaic.helper.helper import Helper
+from moesaic.helper.limits import Limits, TooMuch
+from moesaic.helper.serving import memory_bytes, serve
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-COMPILE_S = 2.0  # of CPU
+LIMITS = Limits(cpu_s=2.0, memory_bytes=512 << 20)
 MASK_S = 0.05  # of CPU, for the tokens that may come next: a step computes one for each answer
 NUM_TOKENS = 16  # that are tried
-MEMORY_BYTES = 512 << 20
-ANSWER_S = 30.0  # on a machine that has other things to do
 _STATES = 10_000  # of a lexer: about 2 KB each, and they stay with the compiled grammar
+# Of what a library raises, these say nothing about the grammar.
+_NO_VERDICT = (MemoryError, OSError, ImportError, KeyboardInterrupt, SystemExit)
 
 
 class GrammarTrial:
-    """Runs the child, which tries one grammar at a time. Safe to use from several threads."""
+    """Tries grammars, ``most`` at a time. Safe to use from several threads."""
 
-    def __init__(self, tokenizer_path: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self, tokenizer_path: Path, vocab_size: int, eos_token_ids: Sequence[int], *, most: int = 1
+    ) -> None:
         """Nothing is started before the first grammar."""
         numbers = [str(number) for number in (vocab_size, *eos_token_ids)]
-        self._command = [sys.executable, "-m", __name__, str(tokenizer_path), *numbers]
-        self._child: subprocess.Popen[str] | None = None
-        self._end: Callable[[], object] = lambda: None  # of the child
-        self._lock = threading.Lock()
+        self._helper = Helper(__name__, [str(tokenizer_path), *numbers], LIMITS, most=most)
 
     def try_out(self, kind: str, text: str) -> int:
         """Have a grammar compiled and followed for some tokens.
@@ -48,54 +43,18 @@ class GrammarTrial:
 
         Raises:
             ValueError: it is not valid, or takes too much.
+            NotReady: the trial was ended from outside, which says nothing about the grammar.
         """
-        with self._lock:
-            child = self._child
-            if child is None or child.poll() is not None:
-                self._end()
-                child = self._child = subprocess.Popen(
-                    self._command,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
-                    text=True,
-                )
-                self._end = weakref.finalize(self, _end, child)
-            answer = self._ask(child, json.dumps([kind, text]))
+        try:
+            answer = self._helper.ask([kind, text])
+        except TooMuch as verdict:
+            what = f"more than {LIMITS.cpu_s:g} s to compile"
+            if verdict.limit != "time":
+                what = "too much memory to compile, or is nested too deeply"
+            raise ValueError(f"takes {what}; make it smaller") from verdict
         if answer["error"]:
             raise ValueError(answer["error"])
         return int(answer["num_bytes"])
-
-    def _ask(self, child: "subprocess.Popen[str]", line: str) -> dict[str, Any]:
-        assert child.stdin is not None  # both are pipes
-        assert child.stdout is not None
-        too_late = threading.Timer(ANSWER_S, child.kill)
-        too_late.start()
-        try:
-            child.stdin.write(f"{line}\n")
-            child.stdin.flush()
-            told = child.stdout.readline()
-        except BrokenPipeError:
-            told = ""
-        finally:
-            too_late.cancel()
-        if told:
-            answer: dict[str, Any] = json.loads(told)
-            return answer
-        status = child.wait()
-        self._child = None
-        self._end()
-        if status in (-signal.SIGPROF, -signal.SIGKILL):
-            return {"error": f"takes more than {COMPILE_S:g} s to compile; make it smaller"}
-        return {
-            "error": "takes too much memory to compile, or is nested too deeply; make it smaller"
-        }
-
-
-def _end(child: "subprocess.Popen[str]") -> None:
-    child.kill()
-    with suppress(OSError), child:  # closes the pipes
-        pass
 
 
 def compiled(tokenizer: "LLTokenizer", kind: Any, text: str) -> "LLMatcher":
@@ -140,29 +99,24 @@ def _follow(matcher: "LLMatcher") -> None:
         matcher.consume_token(at * 8 + (mask[at] & -mask[at]).bit_length() - 1)
 
 
-def _memory_bytes(field: str) -> int:
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
-
-
 def _main(path: str, vocab_size: str, *eos_token_ids: str) -> None:
+    import llguidance  # noqa: F401  # now, not within the limits of a question
+
     tokenizer = load_tokenizer(Path(path), int(vocab_size), [int(i) for i in eos_token_ids])
-    most = _memory_bytes("VmSize:") + MEMORY_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for line in sys.stdin:
-        kind, text = json.loads(line)
-        before = _memory_bytes("VmRSS:")
-        signal.setitimer(signal.ITIMER_PROF, COMPILE_S)  # whose signal ends the process
-        error, matcher = "", None
+
+    def answer(question: Any) -> dict[str, Any]:
+        kind, text = question
+        before, error, matcher = memory_bytes("VmRSS:"), "", None
         try:
             matcher = compiled(tokenizer, kind, text)
             _follow(matcher)
-        except Exception as failure:
+        except _NO_VERDICT:
+            raise
+        except BaseException as failure:  # a panic of the library is none of Exception
             error = str(failure) or "is not valid"
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        num_bytes = max(0, _memory_bytes("VmRSS:") - before)
-        print(json.dumps({"error": error, "num_bytes": num_bytes}), flush=True)
+        return {"error": error, "num_bytes": max(0, memory_bytes("VmRSS:") - before)}
+
+    serve(answer, LIMITS)
 
 
 if __name__ == "__main__":
