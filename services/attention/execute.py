@@ -50,6 +50,7 @@ class OpenRequests:
         self.idle = asyncio.Event()
         self.idle.set()
         self._open: set[RequestKey] = set()
+        self._compiling: dict[RequestKey, asyncio.Task[None]] = {}
 
     def __len__(self) -> int:
         return len(self._open)
@@ -120,14 +121,16 @@ class OpenRequests:
         self._open.add(key)
         self.idle.clear()
         if submit.generation.HasField("grammar"):
-            compiling.create_task(self._submit_compiled(request, submit.generation.grammar))
+            task = compiling.create_task(self._submit_compiled(request, submit.generation.grammar))
+            self._compiling[key] = task
+            task.add_done_callback(lambda ended: self._compiled(key, ended))
         else:
             self.engine.submit(request)
 
     async def _submit_compiled(self, request: Request, grammar: pb.Grammar) -> None:
-        """Compile a grammar beside everything else; the request may be cancelled meanwhile."""
+        """Compile a grammar beside everything else; a cancelled request gives up its place."""
         try:
-            compiled = await compile_grammar(self._compiler, grammar)
+            compiled = await compile_grammar(self._compiler, grammar, request)
         except Exception as failure:  # of this request alone: others share its stream
             error = failure
             if not isinstance(error, MoesaicError):
@@ -142,6 +145,10 @@ class OpenRequests:
             task = dataclasses.replace(request.task, grammar=compiled)
             self.engine.submit(dataclasses.replace(request, task=task))
 
+    def _compiled(self, key: RequestKey, ended: asyncio.Task[None]) -> None:
+        if self._compiling[key] is ended:  # else the same request has come again
+            del self._compiling[key]
+
     def _refuse(self, key: RequestKey, error: MoesaicError) -> None:
         self.streams.send(key.stream, encode_event(FailureEvent(key, error)))
 
@@ -152,6 +159,8 @@ class OpenRequests:
 
     def _cancel(self, key: RequestKey) -> None:
         self._close(key)
+        if compiling := self._compiling.get(key):
+            compiling.cancel()  # its grammar need not be compiled for it
         if self.engine is not None:
             self.engine.cancel(key)
 

@@ -25,6 +25,7 @@ from moesaic.engine.sequences.requests import (
     TokenLogprob,
 )
 from moesaic.errors import InvalidInput
+from moesaic.fairness import Claim
 from moesaic.v1 import attention_pb2 as pb
 
 _REASONS = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
@@ -114,18 +115,22 @@ def _decode_generation(
     )
 
 
-async def compile_grammar(compiler: GrammarCompiler, grammar: pb.Grammar) -> Grammar:
-    """Compile what a generation's answer must fit, which takes up to some seconds.
+async def compile_grammar(
+    compiler: GrammarCompiler, grammar: pb.Grammar, request: Request
+) -> Grammar:
+    """Compile the form of a generation's answer, which takes up to some seconds.
 
     Raises:
         InvalidInput: there is no such grammar, or the worker cannot use any.
         Overloaded: too many wait to be compiled.
+        NotReady: it could not be tried now.
     """
     field = grammar.field or "grammar"
     kind = grammar.WhichOneof("kind")
     if kind is None:
         raise InvalidInput(field, "is of an unknown kind")
-    return await compiler.compile_beside(kind, getattr(grammar, kind), field)
+    claim = Claim(request.tenant, request.part_of or request.key.request_id, request.priority)
+    return await compiler.compile_beside(kind, getattr(grammar, kind), field, claim)
 
 
 def _num_logprobs(

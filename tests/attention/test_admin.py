@@ -279,6 +279,24 @@ async def test_a_request_that_is_cancelled_while_its_grammar_is_compiled_is_forg
         assert len(service.requests) == 0
 
 
+async def test_one_tenant_s_flood_of_grammars_has_none_of_another_refused(demo: Any) -> None:
+    asked = [structured(f"flood {i}", regex=f"({i}") for i in range(40)]
+    asked += [structured(f"modest {i}", regex=f"(m{i}") for i in range(12)]
+    for submit in asked:
+        submit.tenant = submit.request_id.split()[0]
+    async with serving(demo) as service:
+        stream = told(service, commands(*asked))
+        ended = {}
+        while len(ended) < len(asked):
+            response = await anext(stream)
+            if response.WhichOneof("event") == "failure":
+                ended[response.request_id] = response.failure.http_status
+        await stream.aclose()
+
+    assert {ended[f"modest {i}"] for i in range(12)} == {400}  # the verdict on this grammar
+    assert sorted(set(ended.values())) == [400, 503]
+
+
 async def test_a_tokenizer_that_cannot_be_read_is_not_named_to_callers(tiny_model: Any) -> None:
     async with serving(tiny_model) as service:
         stream = told(service, commands(structured("a", regex="a")))

@@ -2,8 +2,11 @@
 
 import asyncio
 import json
+import os
 import re
-from contextlib import suppress
+import shutil
+import signal
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +31,14 @@ from moesaic.engine.sequences.requests import (
     TokenEvent,
 )
 from moesaic.engine.steps.limits import EngineLimits
-from moesaic.errors import InvalidInput, Overloaded
+from moesaic.errors import InvalidInput, NotReady
 from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.text.tokenizer import Tokenizer
 from moesaic.models.weights.checkpoint import Checkpoint
+from tests.processes import children
 
+TRIAL = "moesaic.engine.sequences.grammar_trial"
 DIRECTORY = Path(__file__).parents[3] / "models" / "demo"
 LIMITS = EngineLimits(
     max_num_seqs=16,
@@ -262,30 +267,86 @@ def sources_tried(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, str]]:
     return tried
 
 
-async def test_grammars_are_compiled_beside_the_loop_one_by_one_and_each_once(
+def make_compiler() -> GrammarCompiler:
+    config = load_config(DIRECTORY)
+    return GrammarCompiler(DIRECTORY, config.vocab_size, config.eos_token_ids)
+
+
+async def test_grammars_are_compiled_beside_the_loop_and_each_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = load_config(DIRECTORY)
-    compiler = GrammarCompiler(DIRECTORY, config.vocab_size, config.eos_token_ids)
-    monkeypatch.setattr(grammar, "MAX_WAITING", 2)
+    compiler = make_compiler()
     tried = sources_tried(monkeypatch)
     ways: list[tuple[Any, str]] = [("regex", "a+"), ("regex", "b+"), ("regex", "b+")]
 
-    asked = [asyncio.create_task(compiler.compile_beside(*way, "guided_regex")) for way in ways]
-    await asyncio.sleep(0)
-    with pytest.raises(Overloaded, match="2 grammars wait"):
-        await compiler.compile_beside("regex", "c+", "guided_regex")
+    asked = [compiler.compile_beside(*way, "guided_regex") for way in ways]
     compiled = await asyncio.gather(*asked)
 
     assert [one.matcher().failure for one in compiled] == ["", "", ""]
     assert sorted(tried) == ways[:2]
-    await compiler.compile_beside("regex", "c+", "guided_regex")
+
+
+@pytest.mark.parametrize("source", [("regex", "(a"), ("json_schema", "{}")])
+async def test_a_trial_that_was_stopped_is_no_verdict(source: tuple[Any, str]) -> None:
+    compiler, before = make_compiler(), children(TRIAL)
+    compiler.compile("regex", "first", "guided")
+    [helper] = children(TRIAL) - before
+    os.kill(helper, signal.SIGSTOP)
+
+    with pytest.raises(NotReady) as failure:
+        await compiler.compile_beside(*source, "guided")
+
+    assert (failure.value.http_status, failure.value.retry_after_s) == (503, 1.0)
+    expected = pytest.raises(InvalidInput) if "(" in source[1] else nullcontext()
+    with expected:  # the verdict, by a new helper
+        await compiler.compile_beside(*source, "guided")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+def test_whoever_ends_helpers_gets_no_good_grammar_refused(number: int) -> None:
+    compiler, before = make_compiler(), children(TRIAL)
+    ended = 0
+    for i in range(12):
+        if i % 3 == 0:
+            for helper in children(TRIAL) - before:
+                os.kill(helper, number)  # and the next trial may find it dying
+                ended += 1
+        with suppress(NotReady):
+            compiler.compile("regex", f"a{{{i}}}b", "guided")
+
+    assert ended
+    assert compiler.compile("regex", "a{0}b", "guided").matcher().failure == ""
+
+
+def test_one_tenant_s_grammars_do_not_drive_out_those_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grammar, "KEPT_BYTES", 4 << 20)
+    compiler = make_compiler()
+    compiler.compile("regex", "mine", "guided", "modest")
+
+    for number in range(1, 9):
+        compiler.compile("regex", f"a{{{number}}}", "guided", "flood")
+
+    tried = sources_tried(monkeypatch)
+    compiler.compile("regex", "mine", "guided", "modest")
+    assert tried == []
+
+
+def test_a_worker_without_what_it_needs_says_so_and_keeps_no_verdict(tmp_path: Path) -> None:
+    config = load_config(DIRECTORY)
+    compiler = GrammarCompiler(tmp_path, config.vocab_size, config.eos_token_ids)
+    with pytest.raises(InvalidInput, match="cannot read the tokenizer"):
+        compiler.compile("regex", "a", "guided")
+
+    shutil.copy(DIRECTORY / "tokenizer.json", tmp_path)
+
+    assert compiler.compile("regex", "a", "guided").matcher().failure == ""
 
 
 def test_what_is_kept_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = load_config(DIRECTORY)
-    compiler = GrammarCompiler(DIRECTORY, config.vocab_size, config.eos_token_ids)
     monkeypatch.setattr(grammar, "KEPT_BYTES", 3 << 20)
+    compiler = make_compiler()
 
     def ask(number: int) -> None:
         with pytest.raises(InvalidInput):

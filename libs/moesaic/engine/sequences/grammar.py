@@ -4,33 +4,31 @@ The package ``llguidance`` does the work. Workers need not have it; they then re
 Compiling may take seconds and belongs in a thread; masks take well below a millisecond.
 """
 
-import asyncio
-import functools
 import importlib.util
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from moesaic.engine.sequences.grammar_cache import GrammarCache, Source
+from moesaic.engine.sequences.grammar_queue import NUM_THREADS, GrammarQueue
 from moesaic.engine.sequences.grammar_trial import GrammarTrial, load_tokenizer
 from moesaic.engine.sequences.grammar_trial import compiled as compile_here
-from moesaic.errors import InvalidInput, Overloaded
+from moesaic.errors import InvalidInput
+from moesaic.fairness import Claim
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 GrammarKind = Literal["json_schema", "regex", "grammar", "choice"]
 
-Source = tuple[GrammarKind, str]
-
 # Callers tend to send the same few grammars. The trial of one tells how much memory it takes, but too little where it
 # finds free room, or grows as it is used: so each counts as ``LEAST_BYTES`` at least.
 KEPT_BYTES = 128 << 20
 LEAST_BYTES = 1 << 20
 BYTES_PER_CHARACTER = 400
-MAX_WAITING = 32  # grammars to be compiled; the longest takes two seconds
+NOBODY = Claim()
 _MISSING = "is missing"
 
 
@@ -81,79 +79,71 @@ class GrammarCompiler:
         """``directory`` has the model's ``tokenizer.json``, which is read when first needed."""
         self._path, self._vocab_size = (directory / "tokenizer.json").resolve(), vocab_size
         self._eos_token_ids = list(eos_token_ids)
-        self._trial = GrammarTrial(self._path, vocab_size, eos_token_ids)
-        self._kept: OrderedDict[Source, tuple[LLMatcher | str, int]] = OrderedDict()
-        self._kept_bytes = 0
+        self._trial = GrammarTrial(self._path, vocab_size, eos_token_ids, most=NUM_THREADS)
+        self._kept: GrammarCache[LLMatcher | str] = GrammarCache(KEPT_BYTES)
+        self._read: LLTokenizer | None = None
         self._lock = threading.Lock()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-        self._under_way: dict[Source, asyncio.Future[LLMatcher | str]] = {}
+        self._queue: GrammarQueue[LLMatcher | str] = GrammarQueue(self._found)
 
-    async def compile_beside(self, kind: GrammarKind, text: str, field: str) -> Grammar:
-        """Compile as ``compile`` does, in a thread that takes one grammar after the other.
+    async def compile_beside(
+        self, kind: GrammarKind, text: str, field: str, claim: Claim = NOBODY
+    ) -> Grammar:
+        """Compile as ``compile`` does, in a thread; tenants take turns.
 
         Raises:
-            InvalidInput: as in ``compile``.
-            Overloaded: too many grammars wait for the thread.
+            InvalidInput, NotReady: as in ``compile``.
+            Overloaded: too many grammars wait, and this one has to give way.
         """
         source = kind, text
-        if (kept := self._kept_of(source)) is not None:
-            return _grammar(kept, field)
-        compiling = self._under_way.get(source)
-        if compiling is None:
-            if len(self._under_way) >= MAX_WAITING:
-                raise Overloaded(f"{len(self._under_way)} grammars wait to be compiled")
-            loop = asyncio.get_running_loop()
-            compiling = loop.run_in_executor(self._thread, self._found, source)
-            self._under_way[source] = compiling
-            compiling.add_done_callback(lambda _: self._under_way.pop(source))
-        return _grammar(await asyncio.shield(compiling), field)
+        kept = self._kept_of(source, claim.tenant)
+        if kept is None:
+            kept = await self._queue.compiled(source, claim)
+        return _grammar(kept, field)
 
-    def compile(self, kind: GrammarKind, text: str, field: str) -> Grammar:
+    def compile(self, kind: GrammarKind, text: str, field: str, tenant: str = "") -> Grammar:
         """Compile a JSON schema, a regular expression, a grammar in Lark's or GBNF's notation, or a
         JSON list of choices.
 
         Raises:
             InvalidInput: it is not valid, or too complex, or cannot be used here; names ``field``.
+            NotReady: it could not be tried now, which says nothing about the grammar.
         """
-        return _grammar(self._found((kind, text)), field)
+        return _grammar(self._found((kind, text), tenant), field)
 
-    def _found(self, source: Source) -> "LLMatcher | str":
+    def _found(self, source: Source, tenant: str) -> "LLMatcher | str":
         """Return the compiled grammar, or the mistake in it; the last ones of both are kept."""
-        if (kept := self._kept_of(source)) is not None:
+        if (kept := self._kept_of(source, tenant)) is not None:
             return kept
-        num_bytes = BYTES_PER_CHARACTER * len(source[1])
+        # These say nothing about the grammar, and are not kept.
+        if importlib.util.find_spec("llguidance") is None:
+            return _MISSING
+        if not self._eos_token_ids:
+            return "cannot be honoured: this model has no end token"
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            return "cannot be honoured: llguidance cannot read the tokenizer"
+        num_bytes = max(LEAST_BYTES, BYTES_PER_CHARACTER * len(source[1]))
         compiled: LLMatcher | str
         try:
-            if importlib.util.find_spec("llguidance") is None:
-                return _MISSING
-            if not self._eos_token_ids:
-                raise ValueError("cannot be honoured: this model has no end token")
-            tokenizer = self._tokenizer
-            num_bytes = max(LEAST_BYTES, num_bytes, self._trial.try_out(*source))
+            num_bytes = max(num_bytes, self._trial.try_out(*source))
             compiled = compile_here(tokenizer, *source)
         except ValueError as error:
             compiled, num_bytes = _first_line(str(error)), LEAST_BYTES + len(source[1])
         with self._lock:
-            self._kept[source] = compiled, num_bytes
-            self._kept_bytes += num_bytes
-            while self._kept_bytes > KEPT_BYTES:
-                _, (_, freed_bytes) = self._kept.popitem(last=False)
-                self._kept_bytes -= freed_bytes
+            self._kept.put(source, tenant, compiled, num_bytes)
         return compiled
 
-    def _kept_of(self, source: Source) -> "LLMatcher | str | None":
+    def _kept_of(self, source: Source, tenant: str) -> "LLMatcher | str | None":
         with self._lock:
-            if source not in self._kept:
-                return None
-            self._kept.move_to_end(source)
-            return self._kept[source][0]
+            return self._kept.get(source, tenant)
 
-    @functools.cached_property
-    def _tokenizer(self) -> "LLTokenizer":
-        try:
-            return load_tokenizer(self._path, self._vocab_size, self._eos_token_ids)
-        except ValueError as error:  # its text has our paths
-            raise ValueError("cannot be honoured: llguidance cannot read the tokenizer") from error
+    @property
+    def _tokenizer(self) -> "LLTokenizer | None":
+        """The tokenizer; None if it cannot be read, which is tried again."""
+        if self._read is None:
+            with suppress(ValueError):  # its text has our paths
+                self._read = load_tokenizer(self._path, self._vocab_size, self._eos_token_ids)
+        return self._read
 
 
 def _grammar(compiled: "LLMatcher | str", field: str) -> Grammar:
