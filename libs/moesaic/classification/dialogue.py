@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 from moesaic.classification.wording import PACKAGED, Wording
@@ -82,14 +83,19 @@ class Dialogue:
 
     def continuation(self, answer: str) -> tuple[int, ...]:
         """Encode an answer in its place: right behind the end of a question."""
-        before = self._asked(_PROBE)
-        start = self.tokenizer.encode_parted(before, add_special_tokens=False)
+        before, start = self._before
         answer = self.lead + self.tokenizer.parted(answer)
         whole = self.tokenizer.encode_parted(before + answer, add_special_tokens=False)
         if whole[: len(start)] == start:
             return tuple(whole[len(start) :])
         # The answer's first letters would merge into the question's last token, which is fixed by then.
         return tuple(self.tokenizer.encode_parted(answer, add_special_tokens=False))
+
+    @cached_property
+    def _before(self) -> tuple[str, list[int]]:
+        """A question, and its tokens; rendered once, as there may be a thousand answers."""
+        asked = self._asked(_PROBE)
+        return asked, self.tokenizer.encode_parted(asked, add_special_tokens=False)
 
     def _asked(self, question: str) -> str:
         question = self.tokenizer.parted(question)
