@@ -1,7 +1,8 @@
 """The model's tokenizer and chat template.
 
 Long texts are worked on by a few threads, short ones at once: going to a thread and back takes as long as a few
-hundred tokens.
+hundred tokens. Whatever renders the chat template waits for a helper process, so it always goes to a thread; short
+work has threads of its own for that, and never waits for long texts.
 """
 
 import asyncio
@@ -87,6 +88,9 @@ class Language:
         self.tokenizer_info = _tokenizer_info(directory)
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="language")
         self._thread_of_huge = ThreadPoolExecutor(1, thread_name_prefix="language-huge")
+        self._threads_of_short = ThreadPoolExecutor(
+            NUM_THREADS, thread_name_prefix="language-short"
+        )
 
     @property
     def max_tokens(self) -> int:
@@ -97,8 +101,16 @@ class Language:
         """Do some work on texts of so many characters: on a thread if it takes long, one at a time if seconds."""
         if num_chars <= SHORT_CHARS:
             return work(*args, **kwargs)
+        return await self.work_waiting(num_chars, work, *args, **kwargs)
+
+    async def work_waiting(
+        self, num_chars: int, work: Callable[..., T], *args: Any, **kwargs: Any
+    ) -> T:
+        """Do some work that renders the chat template: always on a thread, as it waits for another process."""
         call = functools.partial(work, *args, **kwargs)
-        threads = self._threads if num_chars < HUGE_CHARS else self._thread_of_huge
+        threads = self._threads_of_short
+        if num_chars > SHORT_CHARS:
+            threads = self._threads if num_chars < HUGE_CHARS else self._thread_of_huge
         return await asyncio.get_running_loop().run_in_executor(threads, call)
 
     @contextmanager
@@ -175,7 +187,7 @@ class Language:
 
         has_calls = any("tool_calls" in message for message in messages)
 
-        def render() -> ChatPrompt:
+        def render() -> str:
             told, kwargs = messages, template_kwargs
             if has_calls:
                 told = template.call_form.of(messages)
@@ -183,18 +195,19 @@ class Language:
                 kwargs = {**kwargs, "tools": tools}
             if not control_tokens:
                 told, kwargs = with_texts([told, kwargs], self.tokenizer.parted)
-            text = template.render(told, add_generation_prompt=add_generation_prompt, **kwargs)
+            return template.render(told, add_generation_prompt=add_generation_prompt, **kwargs)
+
+        def encode(text: str) -> ChatPrompt:
             encode = self.tokenizer.encode if control_tokens else self.tokenizer.encode_parted
             with self.naming("messages"):
                 token_ids = encode(text, False, most or self.max_tokens)
             return ChatPrompt(token_ids, self.dialect.left_by(text))
 
         num_chars = sum(len(message["content"]) + PER_MESSAGE_CHARS for message in messages)
-        if has_calls or tools:
-            num_chars += sum(len(str(part)) for part in (*(tools or ()), *messages))
-        if template.is_slow:
-            num_chars = max(num_chars, SHORT_CHARS + 1)
-        return await self.work(num_chars, render)
+        parts = (*(tools or ()), *template_kwargs.values(), *(messages if has_calls else ()))
+        num_chars += sum(len(str(part)) for part in parts)
+        text = await self.work_waiting(num_chars, render)
+        return await self.work(len(text), encode, text)
 
     def takes(self, variable: str) -> bool:
         """True if the chat template asks for a variable, such as ``tools``."""
@@ -214,7 +227,7 @@ class Language:
 
     def close(self) -> None:
         """Let the threads go."""
-        for threads in (self._threads, self._thread_of_huge):
+        for threads in (self._threads, self._thread_of_huge, self._threads_of_short):
             threads.shutdown(wait=False, cancel_futures=True)
 
 

@@ -1,13 +1,17 @@
 """What a checkpoint's maker says about serving it is read, and checked."""
 
+import asyncio
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
 
 from moesaic.errors import CheckpointError, InvalidInput
 from moesaic.services.gateway.language import Language
+from tests.processes import children
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 
@@ -72,6 +76,22 @@ async def test_clients_can_ask_for_the_tokenizer_s_description(open_house, langu
 
     assert answer == language.tokenizer_info
     assert answer["eos_token"] == "<|im_end|>"
+
+
+async def test_a_template_that_is_not_rendered_holds_nobody_else(open_house, language) -> None:
+    asked = {"messages": [{"role": "user", "content": "hi"}]}
+    async with open_house() as house:
+        before = (await house.client.post("/tokenize", json=asked)).json()
+        for helper in children("moesaic.models.text.rendering"):
+            os.kill(helper, signal.SIGSTOP)
+        stuck = asyncio.create_task(house.client.post("/tokenize", json=asked))
+        while (await house.client.get("/v1/models")).status_code == 200 and not stuck.done():
+            pass  # the loop answers others meanwhile
+        refused = await stuck
+        after = (await house.client.post("/tokenize", json=asked)).json()
+
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert after == before
 
 
 def test_a_shorter_context_refuses_longer_texts(directory: Path) -> None:

@@ -30,7 +30,7 @@ async def classify(body: ClassifyWire, request: Request) -> Response:
     admitted = admit(request, body, "classify", _refusal(body))
     language, labels = admitted.gateway.language, [_label(label) for label in body.labels or ()]
     num_chars = _num_chars(body, labels)
-    form, families = await language.work(num_chars, _ask, admitted.gateway, body, labels)
+    form, families = await language.work_waiting(num_chars, _ask, admitted.gateway, body, labels)
     reading = read_out(admitted, families, "input")
     told = await while_connected(request.receive, reading)
     told.provenance.prompt_version = language.dialogue.wording.version

@@ -42,7 +42,7 @@ async def decide(body: DecisionsWire, request: Request) -> Response:
     """Answer questions about one input: is it so, which one, how much."""
     admitted = admit(request, body, "decision")
     gateway = admitted.gateway
-    questions, reads = await gateway.language.work(_num_chars(body), _ask, gateway, body)
+    questions, reads = await gateway.language.work_waiting(_num_chars(body), _ask, gateway, body)
     told = await while_connected(request.receive, read_out(admitted, [reads], "input"))
     told.provenance.prompt_version = gateway.language.dialogue.wording.version
     decisions = Decisions(

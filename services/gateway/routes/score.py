@@ -129,7 +129,7 @@ async def _judge(admitted: Admitted[Judged], request: Request, pairs: Pairs) -> 
 
     num_chars = sum(map(len, queries)) + sum(map(len, pairs.documents))
     num_chars += len(queries) * PER_MESSAGE_CHARS
-    families = await gateway.language.work(num_chars, ask)
+    families = await gateway.language.work_waiting(num_chars, ask)
     field, _, _ = pairs.fields[0].partition("[")
     told = await while_connected(request.receive, read_out(admitted, families, field))
     told.provenance.prompt_version = gateway.language.dialogue.wording.version

@@ -1,15 +1,17 @@
 """Chat templates render as transformers renders them, within bounds."""
 
-import contextlib
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import transformers
 
-from moesaic.errors import CheckpointError, InvalidInput
+from moesaic.errors import CheckpointError, InvalidInput, NotReady
 from moesaic.models.text.chat import ChatTemplate
+from tests.processes import children
 
 CHATML = """{%- for message in messages %}
 {%- if message.role not in ['system', 'user', 'assistant'] %}
@@ -119,23 +121,22 @@ def test_only_known_keywords_reach_a_template(tmp_path: Path, name: str) -> None
         load(tmp_path, CHATML).render(MESSAGES, True, **{name: "x"})
 
 
-@pytest.mark.parametrize("name", ["center", "lipsum", "wordwrap", "round"])
-def test_what_cannot_be_bounded_is_not_there(tmp_path: Path, name: str) -> None:
-    with pytest.raises((CheckpointError, InvalidInput), match=name):
-        load(tmp_path, f"{{{{ 1 | {name} }}}}{{{{ {name}() }}}}").render(MESSAGES)
+# What templates of ``transformers`` may use, and what was no use to them before.
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{{ 'a' | center(5) }}|{{ 2.6 | round | int }}|{{ '%05d' | format(7) }}", "  a  |3|00007"),
+        ("{{ 'a'.rjust(2000) | length }}{{ 'abc' | wordwrap(2) | length }}", "20004"),
+        ("{% for part in [1, 2, 3] | batch(2) %}{{ part | length }}{% endfor %}", "21"),
+        ("{{ {'a': 1} | tojson(separators=(',', ':')) }}", '{"a":1}'),
+        ("{{ messages | tojson(indent=2) | length > 2 }}{{ 2 ** 64 }}", "True18446744073709551616"),
+    ],
+)
+def test_templates_have_all_of_jinja(tmp_path: Path, template: str, text: str) -> None:
+    assert load(tmp_path, template).render(MESSAGES) == text
 
 
-def test_a_template_that_takes_long_is_known_as_slow(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("moesaic.models.text.chat.SLOW_S", 0.002)  # a fast machine's long
-    slow, quick = "{% for i in range(90000) %}{% endfor %}{{ 1 }}", "{{ 1 }}"
-
-    for text, is_slow in ((slow * 3, True), (quick, False)):
-        template = load(tmp_path, text)
-        with contextlib.suppress(InvalidInput):
-            template.render(MESSAGES)
-        assert template.is_slow == is_slow
+NAMESPACE = "{% set ns = namespace(a='xx', b=[0]) %}{% for i in range(40) %}"
 
 
 @pytest.mark.parametrize(
@@ -145,26 +146,73 @@ def test_a_template_that_takes_long_is_known_as_slow(
         "{{ messages.append(1) }}",
         "{{ messages[0].update({'role': 'x'}) }}",
         "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
-        "{% for i in range(3000) %}{% for j in range(3000) %}{% endfor %}{% endfor %}",
         "{% for i in range(200000) %}x{% endfor %}",
         "{% set n = messages | length * 100000000 %}{{ 'A' * n }}",
         "{{ ([0] * 9999) * 9999 }}",
         "{% for i in range(1000) %}{{ 'A' * 10000 }}{% endfor %}",
         "{% for a in 'a' * 4000000 %}{% for b in 'a' * 4000000 %}{% endfor %}{% endfor %}",
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(28) }}",
-        "{% set ns = namespace(a='xx') %}{% for i in range(40) %}{% set ns.a = ns.a ~ ns.a %}{% endfor %}",
-        "{% set ns = namespace(a='xx') %}{% for i in range(40) %}{% set ns.a = ns.a + ns.a %}{% endfor %}",
-        "{% set ns = namespace(a=[0]) %}{% for i in range(40) %}{% set ns.a = [ns.a, ns.a] %}{% endfor %}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        NAMESPACE + "{% set ns.a = ns.a ~ ns.a %}{% endfor %}",
+        NAMESPACE + "{% set ns.a = ns.a + ns.a %}{% endfor %}",
+        NAMESPACE + "{% set ns.b = [ns.b, ns.b] %}{% endfor %}{{ ns.b }}",
+        NAMESPACE
+        + "{% set ns.b = [ns.b, ns.b] %}{% endfor %}{{ ns.b == [ns.b] }}{{ ns.b | tojson }}",
+        NAMESPACE + "{% set ns.a = ns.a | tojson | tojson | tojson %}{% endfor %}",
+        NAMESPACE + "{% set ns.a = (ns.a, ns.a) | join | title %}{% endfor %}",
         "{{ 2 ** (10 ** 9) }}",
+        "{{ (3 ** 1000000) ** 1000 }}",
         "{{ 'a'.center(1000000000) }}",
         "{{ '%1000000000d' % 1 }}",
         "{{ '{:1000000000}'.format(1) }}",
         "{{ '{:{}}'.format(1, 1000000000) }}",
+        "{{ ('%s' * 1000) % ((('x' * 100000),) * 1000) }}",
+        "{{ ('{0}' * 1000).format('x' * 100000) }}",
         "{{ ('a' * 1000000).replace('a', 'b' * 1000) }}",
+        "{{ 'a'.join(['b' * 1000000] * 1000) }}",
         "{{ ['a' * 1000000] * 1000 | join }}",
+        "{{ ('a' * 1000000).translate({97: 'b' * 1000}) }}",
+        "{{ ('a' * 1000000).encode() * 1000 }}",
         "{{ messages | tojson(indent=1000000000) }}",
+        "{{ 'a' | indent(1000000000, first=True) }}",
+        "{{ ('a ' * 1000000) | wordwrap(1) | wordwrap(1) | urlize | pprint }}",
+        "{{ range(100000) | map('string') | map('center', 100000) | list | length }}",
+        "{{ lipsum(100000) }}",
+        "{{ range(99999) | batch(1) | map('list') | map('batch', 99999, 0) | map('list') | list }}",
     ],
 )
 def test_a_template_can_neither_break_out_nor_run_away(tmp_path: Path, template: str) -> None:
-    with pytest.raises(InvalidInput, match="messages"):
+    with pytest.raises((InvalidInput, CheckpointError), match="template"):
         load(tmp_path, template).render(MESSAGES)
+
+    assert load(tmp_path, CHATML).render(MESSAGES).startswith("<|im_start|>")
+
+
+def test_a_long_conversation_has_memory_in_proportion(tmp_path: Path) -> None:
+    long = [{"role": "user", "content": "👋" * 1000}] * 3000
+
+    assert len(load(tmp_path, CHATML).render(long)) > 3_000_000
+
+
+def test_messages_that_are_too_much_are_refused_each_by_itself(tmp_path: Path) -> None:
+    template = load(tmp_path, "{{ messages[0].content * messages[0].content | length }}")
+    deep: Any = []
+    for _ in range(100_000):
+        deep = [deep]
+
+    for content in ("x" * 10_000, "x" * 100_000, deep):
+        with pytest.raises(InvalidInput, match="messages: "):
+            template.render([{"role": "user", "content": content}])
+        assert template.render([{"role": "user", "content": "xy"}]) == "xyxy"
+
+
+def test_a_helper_that_is_stopped_refuses_no_messages(tmp_path: Path) -> None:
+    template = load(tmp_path, CHATML)
+    for helper in children("moesaic.models.text.rendering"):
+        os.kill(helper, signal.SIGSTOP)
+
+    with pytest.raises(NotReady) as failure:
+        template.render(MESSAGES)
+
+    assert (failure.value.http_status, failure.value.retryable) == (503, True)
+    assert template.render(MESSAGES)

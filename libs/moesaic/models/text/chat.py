@@ -1,32 +1,31 @@
 """Chat templates: messages to the one text that the model was trained on. Needs no torch.
 
-Neither the messages nor a template, which comes with the model, are trusted: rendering is sandboxed, and bounded in
-time and size.
+Neither the messages nor a template, which comes with the model, are trusted: a helper process renders
+them, within limits of time and memory (``rendering``).
 """
 
-import datetime
 import functools
-import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import jinja2
-import jinja2.meta
+from weakref import WeakValueDictionary
 
 from moesaic.errors import CheckpointError, InvalidInput
+from moesaic.helper.helper import Helper
+from moesaic.helper.limits import TooMuch
 from moesaic.models.configuration.fields import read_json
 from moesaic.models.text.call_messages import CALL_FORMS, CallMessages
-from moesaic.models.text.sandbox import MAX_CHARACTERS, MAX_WIDTH, Sandbox
+from moesaic.models.text.rendering import LIMITS, MAX_HELD
 from moesaic.models.text.tokenizer import read_special_tokens
 
 TEMPLATE_KWARGS = frozenset(
     {"enable_thinking", "thinking", "reasoning_effort", "tools", "documents"}
 )
-SLOW_S = 0.02
-MAX_TOLD = 1000  # characters of what a template says
-MAX_LOOPS = 100_000  # total length of all ranges in one rendering
+MAX_PROCESSES = 5  # that render at a time
+
+_RENDERING = "moesaic.models.text.rendering"
+# All templates of a process share the helper, which ends with the last of them.
+_helpers: WeakValueDictionary[str, Helper] = WeakValueDictionary()
 
 
 class ChatTemplate:
@@ -37,13 +36,23 @@ class ChatTemplate:
         variables: names that it asks for, such as ``tools``.
     """
 
-    def __init__(self, sandbox: Sandbox, source: str, special: Mapping[str, str]) -> None:
-        """Take the parts; ``load`` reads them. ``special`` has the texts of ``bos_token`` and the like."""
-        self.source = source
-        self.variables = frozenset(jinja2.meta.find_undeclared_variables(sandbox.parse(source)))
-        self._sandbox, self._special = sandbox, dict(special)
-        self._template = sandbox.from_string(source)
-        self.is_slow = False  # it has taken longer than anything may take where others wait
+    def __init__(self, source: str, special: Mapping[str, str]) -> None:
+        """Take the parts; ``load`` reads them.
+
+        Args:
+            source: its text.
+            special: the texts of ``bos_token`` and the like.
+
+        Raises:
+            ValueError: it is no template.
+            NotReady: the helper process was ended or stopped from outside.
+        """
+        self._helper = _helpers.get(_RENDERING) or Helper(
+            _RENDERING, [], LIMITS, most=MAX_PROCESSES
+        )
+        _helpers[_RENDERING] = self._helper
+        self.source, self._special = source, dict(special)
+        self.variables = frozenset(self._asked(None)["asks_for"])
 
     @classmethod
     def load(cls, directory: Path) -> "ChatTemplate":
@@ -52,14 +61,15 @@ class ChatTemplate:
         Raises:
             InvalidInput: the model has no chat template.
             CheckpointError: the template is not valid Jinja, or the file is invalid.
+            NotReady: the helper process was ended or stopped from outside.
         """
         file, source = _read_source(directory)
         if source is None:
             raise InvalidInput("messages", "this model has no chat template; send a prompt instead")
-        sandbox = _environment()
+        special = read_special_tokens(directory)
         try:
-            return cls(sandbox, source, read_special_tokens(directory))
-        except (jinja2.TemplateError, InvalidInput) as error:
+            return cls(source, special)
+        except ValueError as error:
             raise CheckpointError(file, f"the chat template is invalid: {error}") from error
 
     @functools.cached_property
@@ -73,16 +83,18 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **kwargs: Any,
     ) -> str:
-        """Render a conversation to text.
+        """Render a conversation to text. This waits for another process.
 
         Args:
-            messages: ``role`` and ``content`` of each turn, and other fields that the template knows.
+            messages: ``role`` and ``content`` of each turn, and other fields that the template knows;
+                values are those that JSON can hold.
             add_generation_prompt: end with the text that opens the model's answer.
             kwargs: of ``TEMPLATE_KWARGS``, for the template.
 
         Raises:
             InvalidInput: the template refuses the messages, an unknown keyword, or the text is too
-                long.
+                long, or rendering it takes too much.
+            NotReady: the helper process was ended or stopped from outside.
         """
         for name in kwargs.keys() - TEMPLATE_KWARGS:
             allowed = ", ".join(sorted(TEMPLATE_KWARGS))
@@ -92,21 +104,33 @@ class ChatTemplate:
             **kwargs,
             "messages": messages,
             "add_generation_prompt": add_generation_prompt,
-            "range": _LoopBudget().range,
         }
-        started = time.thread_time()
         try:
-            with self._sandbox.budgeted():
-                return _joined(self._template, variables)
-        except InvalidInput:
-            raise
-        except (
-            Exception
-        ) as error:  # a template is a program, and what it trips over lies in the messages
-            told = str(error)[:MAX_TOLD]
-            raise InvalidInput("messages", f"the chat template refuses them: {told}") from error
-        finally:
-            self.is_slow |= time.thread_time() - started > SLOW_S
+            text: str = self._asked(variables)["text"]
+        except ValueError as error:
+            refusal = f"the chat template refuses them: {error}"
+            raise InvalidInput("messages", refusal) from error
+        return text
+
+    def _asked(self, variables: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Have the template rendered; without variables, described.
+
+        Raises:
+            ValueError: saying why it cannot be.
+        """
+        question = {"source": self.source, "variables": variables}
+        try:
+            told: dict[str, Any] = self._helper.ask(question)
+        except TooMuch as verdict:
+            takes = f"it takes more than {LIMITS.cpu_s:g} s of CPU"
+            if verdict.limit != "time":
+                takes = f"it makes texts of more than {MAX_HELD} characters"
+            raise ValueError(takes) from verdict
+        except RecursionError as error:
+            raise ValueError("they are nested too deeply") from error
+        if (refused := told.get("refused")) is not None:
+            raise ValueError(refused)
+        return told
 
 
 def with_texts(value: Any, change: Callable[[str], str]) -> Any:
@@ -118,28 +142,6 @@ def with_texts(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, list):
         return [with_texts(item, change) for item in value]
     return value
-
-
-class _LoopBudget:
-    """Replace ``range`` in one rendering: nested loops share one bound."""
-
-    def __init__(self) -> None:
-        self._left = MAX_LOOPS
-
-    def range(self, *bounds: int) -> range:
-        loops = range(*bounds)
-        self._left -= len(loops)
-        if self._left < 0:
-            raise jinja2.TemplateRuntimeError(f"its loops pass {MAX_LOOPS} rounds")
-        return loops
-
-
-def _environment() -> Sandbox:
-    environment = Sandbox()
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
 
 
 def _read_source(directory: Path) -> tuple[str, str | None]:
@@ -160,36 +162,3 @@ def _read_source(directory: Path) -> tuple[str, str | None]:
             path.name, f"chat_template: expected text, got {type(template).__name__}"
         )
     return path.name, template
-
-
-def _joined(template: jinja2.Template, variables: Mapping[str, Any]) -> str:
-    pieces, size = [], 0
-    for piece in template.generate(variables):
-        size += len(piece)
-        _check_size(size)
-        pieces.append(piece)
-    return "".join(pieces)
-
-
-def _check_size(size: int) -> None:
-    if size > MAX_CHARACTERS:
-        raise InvalidInput(
-            "messages", f"their text passes {MAX_CHARACTERS} characters; send fewer or shorter ones"
-        )
-
-
-def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: int | None = None, sort_keys: bool = False
-) -> str:
-    if indent is not None and indent > MAX_WIDTH:
-        raise jinja2.TemplateRuntimeError("it indents too far")
-    # Jinja's own filter would escape the text for HTML.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateRuntimeError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.datetime.now().strftime(form)
