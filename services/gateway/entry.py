@@ -15,6 +15,7 @@ from moesaic.services.gateway.access.scopes import NO_KEY, scope_of
 from moesaic.services.gateway.access.tenants import DEFAULT, Tenant
 from moesaic.services.gateway.files.upload import MAX_FORM_BYTES
 from moesaic.services.gateway.gateway import Gateway
+from moesaic.services.gateway.http.browsers import BrowserGuard
 from moesaic.services.gateway.http.disconnect import ClientClosed
 from moesaic.services.gateway.http.problems import HttpProblem, internal_error, problem, problem_of
 from moesaic.services.gateway.http.request_record import RequestRecord, is_request_id, route_of
@@ -33,6 +34,7 @@ class Entry:
         """Wrap ``app``; ``direct`` has the routes that are called past it, by method and path."""
         self._app, self._direct, self._gateway = app, direct, gateway
         self._max_body_bytes = gateway.settings.max_body_bytes
+        self._guard = BrowserGuard(gateway.settings.host, gateway.settings.allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request from its first byte to its last."""
@@ -99,6 +101,10 @@ class Entry:
         path = request["path"]
         tenant: Tenant | None = request["state"].get("caller")  # of a batch, from within
         needed = None if tenant is not None else scope_of(path)
+        if tenant is None and not self._gateway.tenants.need_keys:
+            foreign = self._guard.refusal(request["method"], headers)
+            if foreign is not None:
+                return foreign
         if tenant is None and path not in NO_KEY:
             tenant = self._caller(headers)
             if tenant is None:

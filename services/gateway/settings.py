@@ -64,6 +64,12 @@ class GatewaySettings(ServiceSettings):
         description="JSON file of tenants with their keys' digests, scopes and limits; read again on change",
     )
     no_auth: bool = Field(False, description="serve beyond loopback without a key")
+    allowed_hosts: str = Field(
+        "",
+        pattern=r"^[^\s/@]*( ?, ?[^\s/@]+)*$",
+        description="names that callers may use for a gateway without keys, beside loopback's and --host, with "
+        "commas: for a proxy before it, or a page of yours that calls it",
+    )
     max_body_bytes: int = Field(4 << 20, ge=1024, le=1 << 30, description="largest request body")
     control_tokens_in_content: bool = Field(
         False,

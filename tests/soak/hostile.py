@@ -103,7 +103,7 @@ FRAMING: Mapping[str, tuple[bytes, bytes]] = {
     "trailers": (b"0\r\n", b"name: value\r\n" * 5000),
     "chunk extension": (b"1;extension=", b"a" * 65536),
     "smallest chunks": (b"", b"1\r\na\r\n" * 10_000),
-    "requests": (b"0\r\n\r\n", b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n" * 2000),
+    "requests": (b"0\r\n\r\n", b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n" * 2000),
     "headers": (b"0\r\n\r\nGET /livez HTTP/1.1\r\n", b"a: b\r\n" * 10_000),
 }
 MAX_SENT_BYTES = 300_000_000
@@ -115,7 +115,7 @@ async def flood_trailers(
     """Send what never ends around a body, on bare sockets, at most ``MAX_SENT_BYTES`` each; counts the bytes, in MB,
     that were taken of each."""
     seen: Counter[str] = Counter()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\n{_header(key)}transfer-encoding: chunked\r\n\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n{_header(key)}transfer-encoding: chunked\r\n\r\n"
 
     async def send(name: str) -> None:
         first, again = FRAMING[name]

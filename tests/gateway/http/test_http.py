@@ -65,7 +65,7 @@ async def stage(open_house: Any) -> AsyncIterator[Any]:
         yield house
 
 
-HEAD = b"GET /v1/models HTTP/1.1\r\nhost: here\r\n"
+HEAD = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n"
 
 
 async def test_a_client_may_connect_as_soon_as_the_address_is_known(model_directory: Path) -> None:
@@ -140,7 +140,7 @@ async def test_a_connection_serves_one_request_after_another(stage: Any) -> None
 async def test_bodies_of_two_lengths_are_refused(stage: Any) -> None:
     client = await Client.to(stage.url)
     await client.send(
-        b"POST /v1/completions HTTP/1.1\r\nhost: here\r\ncontent-length: 5\r\n"
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\n"
         b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n"
     )
 
@@ -148,7 +148,7 @@ async def test_bodies_of_two_lengths_are_refused(stage: Any) -> None:
     assert await client.ended()
 
 
-CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: here\r\ntransfer-encoding: chunked\r\n\r\n"
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
 UNDER_WAY = b"content-type: application/json\r\ncontent-length: 1000000000\r\n\r\n"
 
 

@@ -32,7 +32,7 @@ async def test_a_client_that_does_not_read_is_given_up_and_others_go_on(
             await asyncio.get_running_loop().sock_connect(slow, (host, int(port)))
             head = [
                 "POST /v1/completions HTTP/1.1",
-                "host: a",
+                "host: localhost",
                 "content-type: application/json",
                 f"content-length: {len(content)}",
             ]

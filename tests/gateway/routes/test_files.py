@@ -133,7 +133,7 @@ async def test_a_file_that_is_too_large_is_refused_unread(open_house, tmp_path: 
     async with open_house(files_dir=str(tmp_path)) as house:
         await house.client.get("/livez")  # it listens
         reader, writer = await asyncio.open_connection("127.0.0.1", house.client.base_url.port)
-        head = f"POST /v1/files HTTP/1.1\r\nhost: x\r\ncontent-length: {1 << 30}\r\n\r\n"
+        head = f"POST /v1/files HTTP/1.1\r\nhost: localhost\r\ncontent-length: {1 << 30}\r\n\r\n"
         writer.write(head.encode())
         status = await reader.readline()
         writer.close()
