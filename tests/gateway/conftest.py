@@ -367,6 +367,15 @@ class Scripts:
         return script
 
     @staticmethod
+    async def anything(submit: pb.Submit, emit: Emit) -> None:
+        """Answer anything at once: with one token, or with scores."""
+        if submit.HasField("scoring"):
+            emit(scores=pb.Scores(logprobs=[-1.0] * len(submit.scoring.candidates)))
+        else:
+            emit(tokens=pb.Tokens(token_ids=[5]))
+        emit(finished=pb.Finished(reason=pb.FINISH_REASON_LENGTH, completion_tokens=1))
+
+    @staticmethod
     async def silent(submit: pb.Submit, emit: Emit) -> None:
         """Never answer."""
 

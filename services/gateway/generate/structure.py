@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from moesaic.errors import InvalidInput
+from moesaic.json_texts import decode_text
 from moesaic.models.text.dialects.rules import schema_text
 from moesaic.services.gateway.fields.generating import GenerationWire
 from moesaic.v1.attention_pb2 import Grammar
@@ -33,9 +34,12 @@ def bounded(grammar: Grammar) -> Grammar:
         InvalidInput: it is very long.
     """
     if grammar.ByteSize() > MAX_GRAMMAR_CHARS:
-        fix = f"must take at most {MAX_GRAMMAR_CHARS} characters"
-        raise InvalidInput(grammar.field, fix)
+        raise _too_long(grammar.field)
     return grammar
+
+
+def _too_long(field: str) -> InvalidInput:
+    return InvalidInput(field, f"must take at most {MAX_GRAMMAR_CHARS} characters")
 
 
 def _of_response_format(body: GenerationWire) -> list[Grammar]:
@@ -43,11 +47,13 @@ def _of_response_format(body: GenerationWire) -> list[Grammar]:
     if asked is None or asked.type == "text":
         return []
     if asked.type == "json_object":
-        return [Grammar(json_schema=_text(ANY_OBJECT), field=field)]
+        return [Grammar(json_schema=_text(ANY_OBJECT, field), field=field)]
     if asked.json_schema is None:
         raise InvalidInput(f"{field}.json_schema", "is required with this type")
     schema = asked.json_schema.schema_
-    return [Grammar(json_schema=_text(ANY_OBJECT if schema is None else schema), field=field)]
+    return [
+        Grammar(json_schema=_text(ANY_OBJECT if schema is None else schema, field), field=field)
+    ]
 
 
 def _of_structured_outputs(body: GenerationWire) -> list[Grammar]:
@@ -72,7 +78,7 @@ def _of_guided(body: GenerationWire) -> list[Grammar]:
 def _of_others(body: GenerationWire) -> list[Grammar]:
     """Read the names of SGLang and llama.cpp."""
     given = {
-        "json_schema": None if body.json_schema is None else _text(body.json_schema),
+        "json_schema": None if body.json_schema is None else _text(body.json_schema, "json_schema"),
         "regex": body.regex,
         "ebnf": body.ebnf,
         "grammar": body.grammar,
@@ -90,7 +96,8 @@ def _grammars(
 ) -> list[Grammar]:
     wanted = []
     if schema is not None:
-        wanted.append(Grammar(json_schema=_text(schema), field=f"{prefix}json"))
+        field = f"{prefix}json"
+        wanted.append(Grammar(json_schema=_text(schema, field), field=field))
     if regex is not None:
         wanted.append(Grammar(regex=regex, field=f"{prefix}regex"))
     if grammar is not None:
@@ -100,11 +107,17 @@ def _grammars(
     return wanted
 
 
-def _text(schema: str | bool | dict[str, Any]) -> str:
-    """Write a schema as text, without a way to write blanks for ever; a worker refuses one that is no schema."""
+def _text(schema: str | bool | dict[str, Any], field: str) -> str:
+    """Write a schema as text, without a way to write blanks for ever; a worker refuses one that is no schema.
+
+    Raises:
+        InvalidInput: it is very long, or nested too deeply.
+    """
     if isinstance(schema, str):
+        if len(schema) > MAX_GRAMMAR_CHARS:
+            raise _too_long(field)
         try:
-            schema = json.loads(schema)
+            schema = decode_text(schema, field)
         except ValueError:
             return str(schema)
     return schema_text(schema)

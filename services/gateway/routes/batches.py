@@ -2,11 +2,11 @@
 
 import time
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Literal, get_type_hints
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.routing import APIRoute
-from pydantic import Field, model_validator
+from pydantic import Field
 from starlette.routing import BaseRoute
 
 from moesaic.batch.state import WINDOW_S, Batch
@@ -19,7 +19,6 @@ from moesaic.services.gateway.files.shelf import BatchRecord
 from moesaic.services.gateway.gateway import record_of, shelf_of, store_of
 from moesaic.services.gateway.http.openapi import answers
 from moesaic.services.gateway.http.reply import reply
-from moesaic.services.gateway.http.surrogates import check_unicode
 from moesaic.services.gateway.routes.files import ABSENT, ERRORS, LONGEST_S, SHORTEST_S
 from moesaic.services.gateway.routes.pages import Page, page_of
 
@@ -37,12 +36,6 @@ class ExpiryWire(BodyPart):
 
 class BatchWire(BodyPart):
     """A new batch."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _is_unicode(cls, body: Any) -> Any:
-        check_unicode(body)
-        return body
 
     input_file_id: str = Field(max_length=100, description="an uploaded file of requests")
     endpoint: str = Field(max_length=100, description="the route of all its requests")

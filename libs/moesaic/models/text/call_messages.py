@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from moesaic.errors import InvalidInput
+from moesaic.json_texts import decode_text
 
 _NAME, _KEY, _VALUE, _ID = "probe_name", "probe_key", "probe_value", "probecall"
 _SCHEMA = {"type": "object", "properties": {_KEY: {"type": "string"}}}
@@ -39,7 +40,7 @@ class CallMessages(NamedTuple):
         """Give messages this form; each call in them has its arguments as a text.
 
         Raises:
-            InvalidInput: arguments that are to be an object are none.
+            InvalidInput: arguments that are to be an object are none, or nested too deeply.
         """
         return [self._message(i, m) if m.get("tool_calls") else m for i, m in enumerate(messages)]
 
@@ -68,8 +69,8 @@ class CallMessages(NamedTuple):
         if not self.objects:
             return written
         try:
-            arguments = json.loads(written) if written.strip() else {}
-        except (ValueError, RecursionError):
+            arguments = decode_text(written, field) if written.strip() else {}
+        except ValueError:
             arguments = None
         if not isinstance(arguments, dict):
             raise InvalidInput(field, "must be the text of a JSON object for this model's template")

@@ -82,5 +82,5 @@ def _object_text(written: str | None) -> str | None:
 def _loaded(text: str, default: object) -> object:
     try:
         return json.loads(text, strict=False)
-    except ValueError:
+    except (ValueError, RecursionError):
         return default
