@@ -67,7 +67,6 @@ def admit(
 
     Raises:
         ModelNotFound: the body asks for another model.
-        InvalidInput: a field cannot be honoured.
         NotReady, ExpertUnavailable: the suite cannot answer now.
         Overloaded: too many requests are in the house.
     """

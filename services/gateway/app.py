@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
@@ -12,6 +13,7 @@ from starlette.types import ASGIApp
 import moesaic
 from moesaic.errors import MoesaicError
 from moesaic.services.gateway.entry import Entry
+from moesaic.services.gateway.fields.unsupported import check_extras
 from moesaic.services.gateway.gateway import Gateway, record_of
 from moesaic.services.gateway.http.direct import direct_routes
 from moesaic.services.gateway.http.problems import (
@@ -70,7 +72,13 @@ def make_app(gateway: Gateway) -> ASGIApp:
     for kind in (MoesaicError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _on_error)
     app.add_exception_handler(Exception, _on_unexpected)
-    return Entry(app, direct_routes(_routes(), _refusal), gateway)
+    return Entry(app, direct_routes(_routes(), _refusal, check_extras), gateway)
+
+
+def body_types() -> Iterator[tuple[str, type[BaseModel]]]:
+    """Give the paths that take JSON, with the types of their bodies."""
+    for (_, path), route in direct_routes(_routes(), _refusal, check_extras).items():
+        yield path, route.body_type
 
 
 def _routes() -> Iterator[BaseRoute]:

@@ -15,7 +15,6 @@ from moesaic.services.gateway.access.places import Places
 from moesaic.services.gateway.access.tenants import Tenants
 from moesaic.services.gateway.fields.bodies import InferenceWire, RequestBody
 from moesaic.services.gateway.fields.defaults import NO_DEFAULTS, read_defaults
-from moesaic.services.gateway.fields.unsupported import check_extras
 from moesaic.services.gateway.files.shelf import Shelf
 from moesaic.services.gateway.files.store import Store
 from moesaic.services.gateway.http.problems import RouteNotEnabled
@@ -76,12 +75,10 @@ class Gateway:
 
         Raises:
             ModelNotFound: another model is asked for.
-            InvalidInput: a field cannot be honoured.
         """
         if body.model is not None and body.model != self.model_name:
             raise ModelNotFound(body.model[:200], self.model_name)
         record.model = self.model_name
-        record.ignored = check_extras(body)
         if isinstance(body, InferenceWire) and is_request_id(body.request_id):
             record.request_id = body.request_id
 

@@ -165,6 +165,7 @@ class Language:
         control_tokens: bool,
         tools: Sequence[Mapping[str, Any]] | None = None,
         most: int | None = None,
+        size: int = HUGE_CHARS,
     ) -> ChatPrompt:
         """Encode a conversation.
 
@@ -172,6 +173,7 @@ class Language:
             messages, add_generation_prompt, template_kwargs, tools: for the template.
             control_tokens: those that the messages spell are such; else they are text.
             most: bound of the tokens, if not the model's context.
+            size: of all this, in bytes of JSON.
 
         Raises:
             InvalidInput: there is no chat template, it refuses these messages, or they are too long.
@@ -185,11 +187,9 @@ class Language:
             allowed = ", ".join(sorted(TEMPLATE_KWARGS))
             raise InvalidInput(f"chat_template_kwargs.{name[:60]}", f"is not one of {allowed}")
 
-        has_calls = any("tool_calls" in message for message in messages)
-
         def render() -> str:
             told, kwargs = messages, template_kwargs
-            if has_calls:
+            if any("tool_calls" in message for message in messages):
                 told = template.call_form.of(messages)
             if tools:
                 kwargs = {**kwargs, "tools": tools}
@@ -203,10 +203,7 @@ class Language:
                 token_ids = encode(text, False, most or self.max_tokens)
             return ChatPrompt(token_ids, self.dialect.left_by(text))
 
-        num_chars = sum(len(message["content"]) + PER_MESSAGE_CHARS for message in messages)
-        parts = (*(tools or ()), *template_kwargs.values(), *(messages if has_calls else ()))
-        num_chars += sum(len(str(part)) for part in parts)
-        text = await self.work_waiting(num_chars, render)
+        text = await self.work_waiting(size, render)
         return await self.work(len(text), encode, text)
 
     def takes(self, variable: str) -> bool:

@@ -19,11 +19,11 @@ class LabelWire(BodyPart):
 class ClassifyWire(InferenceWire):
     """Body of ``/v1/classify``."""
 
-    input: str | Annotated[list[str], Field(fail_fast=True)]
+    input: str | list[str]
     labels: (
         Annotated[
             list[str | LabelWire],
-            Field(fail_fast=True, json_schema_extra={"minItems": 2, "maxItems": MAX_LABELS}),
+            Field(json_schema_extra={"minItems": 2, "maxItems": MAX_LABELS}),
         ]
         | None
     ) = None

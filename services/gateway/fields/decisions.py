@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
     ConfigDict,
     Discriminator,
     Field,
@@ -18,14 +17,15 @@ from moesaic.classification.decisions import Asked, Turn
 from moesaic.classification.forms import Label
 from moesaic.errors import InvalidInput
 from moesaic.services.gateway.fields.bodies import InferenceWire, TextPart
+from moesaic.services.gateway.fields.bounded import Bounded
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
-Instructions = str | Annotated[list[TextPart], Field(fail_fast=True)]
+Instructions = str | list[TextPart]
 Name = Annotated[str, Field(max_length=256)]
 
 
-class Strict(BaseModel):
+class Strict(Bounded):
     """An object of ``/v1/decisions``: any other field in it is a mistake."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)

@@ -2,13 +2,15 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
+
+from moesaic.services.gateway.fields.bounded import Bounded
 
 AllowedTexts = Annotated[list[str], Field(min_length=1, max_length=1024)]
 Schema = dict[str, Any] | bool | str  # a JSON schema, or its text
 
 
-class BodyPart(BaseModel):
+class BodyPart(Bounded):
     """Base of the objects in a body. A number is no text, and neither a truth value nor a fraction is an integer."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)

@@ -25,7 +25,7 @@ from moesaic.services.gateway.fields.sampling import SamplingWire
 from moesaic.services.gateway.fields.tools import ToolFields
 
 MAX_CHOICES = 64
-MAX_ANSWERS = 1 << 14  # of one request: choices of all its prompts
+MAX_ANSWERS = 1 << 12  # of one request: choices of all its prompts
 MAX_STOPS = 64
 MAX_STOP_CHARS = 4096
 MAX_TOP_LOGPROBS = 20

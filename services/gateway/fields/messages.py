@@ -1,5 +1,6 @@
 """Messages: the body of ``/v1/chat/completions``."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -28,7 +29,7 @@ class Message(BodyPart):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    content: str | list[TextPart] | None = None
     tool_calls: Annotated[list[ToolCallWire], Field(max_length=1024)] | None = None
     tool_call_id: str | None = Field(None, max_length=256)
     reasoning: str | None = Field(None, description="of an assistant's turn; for templates")
@@ -84,3 +85,12 @@ class Message(BodyPart):
                 for call in self.tool_calls
             ]
         return turn
+
+
+def turns_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Write a conversation as chat templates take it.
+
+    Raises:
+        InvalidInput: a turn holds something other than text, or what its role does not have.
+    """
+    return [message.for_template(f"messages[{i}]") for i, message in enumerate(messages)]

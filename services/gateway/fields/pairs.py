@@ -1,6 +1,6 @@
 """Bodies of ``/v1/score``, ``/v1/rerank`` and ``/generative_scoring``: texts to judge by others."""
 
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import Field, field_validator
 
@@ -24,7 +24,7 @@ _PAIRED = (
 )
 _TEXT_OR_IDS: Any = {"anyOf": [{"type": "string"}, TOKEN_IDS]}
 
-Texts = str | Annotated[list[str], Field(fail_fast=True)]
+Texts = str | list[str]
 
 
 class Pairs(NamedTuple):

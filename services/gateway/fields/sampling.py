@@ -49,6 +49,11 @@ def _without_sign(value: float) -> float:
     return value or 0.0
 
 
+def _once_each(token_ids: Sequence[int]) -> list[int]:
+    """Leave out repetitions, so that there are no more than the vocabulary has."""
+    return sorted(set(token_ids))
+
+
 class LengthWire(InferenceWire):
     """Bounds of an answer's length."""
 
@@ -85,9 +90,9 @@ class SamplingWire(LengthWire):
     logit_bias: Annotated[
         dict[TokenKey, Annotated[float, Field(ge=-100, le=100)]] | None, OnWire({})
     ] = Field(None, max_length=MAX_LOGIT_BIASES)
-    allowed_token_ids: Annotated[
-        Annotated[list[TokenId], Field(fail_fast=True)] | None, OnWire(())
-    ] = Field(None, max_length=MAX_ALLOWED)
+    allowed_token_ids: Annotated[list[TokenId] | None, OnWire((), _once_each)] = Field(
+        None, max_length=MAX_ALLOWED
+    )
     bad_words: list[Annotated[str, Field(min_length=1, max_length=1024)]] | None = Field(
         None, max_length=MAX_BAD_WORDS
     )
@@ -109,8 +114,12 @@ class SamplingWire(LengthWire):
             if value is None and defaults is not None:
                 value = getattr(defaults, name)
             values[name] = on_wire.neutral if value is None else on_wire.encode(value)
-        wrapped = (seed + INT64) % (2 * INT64) - INT64
-        return Sampling(**values, seed=wrapped, bad_words=bad_words)
+        return Sampling(**values, seed=wrapped(seed), bad_words=bad_words)
+
+
+def wrapped(seed: int) -> int:
+    """Wrap any integer to the 64 bits of a seed."""
+    return (seed + INT64) % (2 * INT64) - INT64
 
 
 SAMPLED: dict[str, OnWire] = {

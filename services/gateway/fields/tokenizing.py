@@ -1,8 +1,6 @@
 """Bodies of ``/tokenize`` and ``/detokenize``."""
 
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from moesaic.services.gateway.fields.bodies import RequestBody, TokenId
 from moesaic.services.gateway.fields.messages import Message
@@ -24,4 +22,4 @@ class TokenizeWire(RequestBody):
 class DetokenizeWire(RequestBody):
     """Body of ``/detokenize``."""
 
-    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
+    tokens: list[TokenId]

@@ -3,9 +3,10 @@
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, ConfigDict, Field, field_validator
 
 from moesaic.models.text.dialects.functions import ToolFunction
+from moesaic.services.gateway.fields.bounded import Bounded
 from moesaic.services.gateway.fields.formats import BodyPart
 
 MAX_TOOLS = 512
@@ -83,7 +84,7 @@ _NAMED: Any = {
 _WORDS = ("none", "auto", "required")
 
 
-class ToolFields(BaseModel):
+class ToolFields(Bounded):
     """Fields of a chat that concern tools."""
 
     model_config = ConfigDict(extra="allow", strict=True)

@@ -14,6 +14,8 @@ from moesaic.services.gateway.replies.accounts import Provenance, Usage, provena
 from moesaic.services.gateway.workers.run import Run
 from moesaic.v1.attention_pb2 import Finished, Tokens
 
+PER_ANSWER_CHARS = 30  # what making one costs, as text
+
 
 async def begin(
     admitted: Admitted[GenerationWire],
@@ -43,10 +45,15 @@ async def begin(
     default = min((most for most in defaults if most is not None), default=None)
     limits = AnswerLimits(gateway.max_tokens, asked, default, asked_by)
     bad_words = await bad_words_of(gateway.language, body.bad_words)
-    grammar = speech.grammar(grammar_of(body), gateway.language.marker_id)
-    runs = runs_of(admitted, prompts, field, limits, logprobs, bad_words, grammar)
-    answers = Answers(admitted, runs, speech)
-    admitted.record.charge_tokens(limits.bound * len(runs))
+
+    def prepared() -> Answers:
+        grammar = speech.grammar(grammar_of(body), gateway.language.marker_id)
+        runs = runs_of(admitted, prompts, field, limits, logprobs, bad_words, grammar)
+        return Answers(admitted, runs, speech)
+
+    size = admitted.record.num_bytes + len(prompts) * body.n * PER_ANSWER_CHARS
+    answers = await gateway.language.work(size, prepared)
+    admitted.record.charge_tokens(limits.bound * len(answers.runs))
     return answers
 
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from moesaic.services.gateway.admission import Admitted
 from moesaic.services.gateway.fields.generating import GenerationWire, StreamOptions
 from moesaic.services.gateway.gateway import Gateway
-from moesaic.services.gateway.generate.answers import Answers, joined
+from moesaic.services.gateway.generate.answers import PER_ANSWER_CHARS, Answers, joined
 from moesaic.services.gateway.generate.choices import Piece
 from moesaic.services.gateway.generate.stream import EventStream
 from moesaic.services.gateway.http import sse
@@ -85,6 +85,7 @@ class Delivery:
             return reply(envelope)
 
         num_chars = self._num_chars(sum(len(piece.token_ids) for piece in pieces))
+        num_chars += len(self.answers.runs) * PER_ANSWER_CHARS
         return await self._gateway.language.work(num_chars, put_together)
 
     async def _stream(self) -> AsyncGenerator[bytes, None]:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from moesaic.errors import InvalidInput
 from moesaic.services.gateway.admission import Admitted
 from moesaic.services.gateway.fields.generating import MAX_ANSWERS, GenerationWire
+from moesaic.services.gateway.fields.sampling import wrapped
 from moesaic.services.gateway.workers.run import Run
 from moesaic.v1.attention_pb2 import Generation, Grammar, Word
 
@@ -82,31 +83,31 @@ def runs_of(
     """
     body, terms = admitted.body, admitted.terms
     _check_grammar(body, grammar)
-    defaults = admitted.gateway.defaults
     # A seed of the gateway's own, where the caller gave none, lets another worker go on where one was lost.
     seed = body.seed if body.seed is not None else secrets.randbits(63)
     if len(prompts) * body.n > MAX_ANSWERS:
         fix = f"{len(prompts)} prompts with {body.n} answers each are over {MAX_ANSWERS}"
         raise InvalidInput("n", f"{fix}: ask for fewer at once")
+    work = Generation(  # one for all: there may be thousands of runs, and it may name a whole vocabulary
+        min_tokens=body.min_tokens,
+        stop_token_ids=body.stop_token_ids,
+        ignore_eos=body.ignore_eos,
+        sampling=body.sampling(seed, bad_words, admitted.gateway.defaults),
+        top_logprobs=logprobs.of_answer,
+        prompt_logprobs=logprobs.of_prompt,
+        grammar=grammar,
+        patience_ms=0 if body.stream or body.stops else WHOLE_ANSWER_PATIENCE_MS,
+    )
     runs = []
     for i, prompt in enumerate(prompts):
         max_tokens = limits.of(prompt, field if len(prompts) == 1 else f"{field}[{i}]")
         if body.min_tokens > max_tokens:
             fix = f"must be at most max_tokens ({max_tokens}), got {body.min_tokens}"
             raise InvalidInput("min_tokens", fix)
-        for k in range(body.n):
-            generation = Generation(
-                max_tokens=max_tokens,
-                min_tokens=body.min_tokens,
-                stop_token_ids=body.stop_token_ids,
-                ignore_eos=body.ignore_eos,
-                sampling=body.sampling(seed + k, bad_words, defaults),
-                top_logprobs=logprobs.of_answer,
-                prompt_logprobs=logprobs.of_prompt,
-                grammar=grammar,
-                patience_ms=0 if body.stream or body.stops else WHOLE_ANSWER_PATIENCE_MS,
-            )
-            runs.append(Run(prompt, generation, terms))
+        runs += [
+            Run(prompt, work, terms, max_tokens=max_tokens, seed=wrapped(seed + k))
+            for k in range(body.n)
+        ]
     return runs
 
 

@@ -4,7 +4,6 @@ FastAPI declares and describes them as it does all others. Its own way to a func
 dependencies and the stacks that close these, costs a tenth of a millisecond, and none of these functions needs it.
 """
 
-import asyncio
 from collections.abc import Callable, Iterable
 from inspect import iscoroutinefunction, signature
 from typing import get_type_hints
@@ -15,41 +14,50 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from moesaic.errors import InvalidInput, MoesaicError
 from moesaic.services.gateway.http.bodies import decode_body
 from moesaic.services.gateway.http.disconnect import ClientClosed
 from moesaic.services.gateway.http.problems import NO_OBJECT, invalid_fields
-from moesaic.services.gateway.http.turnstile import Turnstile
+from moesaic.services.gateway.http.request_record import RequestRecord
+from moesaic.services.gateway.http.turnstile import Lane, Turnstile
 
 # Bodies up to here are read at once: going to a thread and back takes as long as a tenth of that.
 SHORT_BYTES = 1 << 15
 
-Refuse = Callable[[Request, Exception], Response]  # the answer that an error is
+Refuse = Callable[[Request, Exception], Response]
+Check = Callable[[BaseModel], list[str]]
 
 
 class DirectRoute:
     """One route whose function takes a body and the request."""
 
     def __init__(
-        self, route: APIRoute, body_type: type[BaseModel], refuse: Refuse, turnstile: Turnstile
+        self,
+        route: APIRoute,
+        body_type: type[BaseModel],
+        refuse: Refuse,
+        check: Check,
+        turnstile: Turnstile,
+        lane: Lane,
     ) -> None:
-        self._route, self._body_type, self._refuse = route, body_type, refuse
-        self._turnstile = turnstile
+        self._route, self.body_type, self._refuse, self._check = route, body_type, refuse, check
+        self._turnstile, self._lane = turnstile, lane
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; errors that are not ours pass."""
         scope["route"] = self._route
         request = Request(scope, receive, send)
+        record: RequestRecord = scope["state"]["record"]
         try:
             content = await _body(request)
-            body = None
+            record.num_bytes = len(content)
+            read = None
             if len(content) > SHORT_BYTES:
-                body = await asyncio.to_thread(self._read, content)
-            await self._turnstile.turn(scope["state"]["record"].tenant)
-            if body is None:
-                body = self._read(content)
+                read = await self._lane.work(record.tenant, self._read, content)
+            await self._turnstile.turn(record.tenant)
+            body, record.ignored = read or self._read(content)
             response = await self._route.endpoint(body, request)
         except (MoesaicError, HTTPException) as error:
             response = self._refuse(request, error)
@@ -57,26 +65,35 @@ class DirectRoute:
             error.__traceback__ = None
         await response(scope, receive, send)
 
-    def _read(self, content: bytes) -> BaseModel:
-        body = decode_body(content)
+    def _read(self, content: bytes) -> tuple[BaseModel, list[str]]:
+        """Read a body, and name its fields that change nothing."""
+        decoded = decode_body(content)
         try:
-            return self._body_type.model_validate(body)
+            body = self.body_type.model_validate(decoded)
         except ValidationError as error:
             told = error.errors(include_url=False)
             raise invalid_fields([{**one, "loc": ("body", *one["loc"])} for one in told]) from error
+        return body, self._check(body)
 
 
-def direct_routes(routes: Iterable[BaseRoute], refuse: Refuse) -> dict[tuple[str, str], ASGIApp]:
+def direct_routes(
+    routes: Iterable[BaseRoute], refuse: Refuse, check: Check
+) -> dict[tuple[str, str], DirectRoute]:
     """Collect the routes that take a JSON body, by method and path.
+
+    Args:
+        routes: all routes.
+        refuse: makes the answer that an error is.
+        check: refuses a body for what its type does not say, and names fields that change nothing.
 
     Raises:
         TypeError: a route is declared so that it cannot be called directly.
     """
-    direct: dict[tuple[str, str], ASGIApp] = {}
-    turnstile = Turnstile()  # of all of them
+    direct: dict[tuple[str, str], DirectRoute] = {}
+    turnstile, lane = Turnstile(), Lane()  # of all of them
     for route in routes:
         if isinstance(route, APIRoute) and route.body_field is not None:
-            called = DirectRoute(route, _body_type(route), refuse, turnstile)
+            called = DirectRoute(route, _body_type(route), refuse, check, turnstile, lane)
             direct |= {(method, route.path): called for method in route.methods or ()}
     return direct
 

@@ -42,6 +42,7 @@ class RequestRecord:
     started: float = field(default_factory=time.monotonic)
     route: str = "other"
     model: str = ""  # only ever the served model's name: it becomes a label
+    num_bytes: int = 0  # of its body
     status: int = 0
     code: str = ""
     stream: bool = False

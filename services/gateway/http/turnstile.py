@@ -5,37 +5,88 @@ request would begin behind all of them, and answers that go on would stop meanwh
 """
 
 import asyncio
+import contextvars
 from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
-class Turnstile:
-    """Lets one request through in each round of the loop."""
+class TurnQueue:
+    """Requests that wait for a turn."""
 
     def __init__(self) -> None:
         # By tenant; the tenant whose turn is next comes first.
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        self._was_passed = False  # in this round
 
-    async def turn(self, tenant: str) -> None:
-        """Wait for the turn of one request of ``tenant``; if none waits, that is now."""
-        loop = asyncio.get_running_loop()
-        if not self._was_passed:
-            self._was_passed = True
-            loop.call_soon(self._next_round)
-            return
-        mine = loop.create_future()
+    def wait(self, tenant: str) -> asyncio.Future[None]:
+        """Let a request of ``tenant`` wait; the result is there when its turn comes."""
+        mine = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(tenant, deque()).append(mine)
-        await mine
+        return mine
 
-    def _next_round(self) -> None:
+    def next(self) -> bool:
+        """Give the next one its turn; those whose clients have left are passed over.
+
+        Returns:
+            False if nobody waits.
+        """
         while self._waiting:
             tenant, its = next(iter(self._waiting.items()))
             mine = its.popleft()
             del self._waiting[tenant]
             if its:
                 self._waiting[tenant] = its  # behind the others
-            if not mine.done():  # its client has not left
+            if not mine.done():
                 mine.set_result(None)
-                asyncio.get_running_loop().call_soon(self._next_round)
-                return
-        self._was_passed = False
+                return True
+        return False
+
+
+class Turnstile:
+    """Lets one request through in each round of the loop."""
+
+    def __init__(self) -> None:
+        self._turns = TurnQueue()
+        self._was_passed = False  # in this round
+
+    async def turn(self, tenant: str) -> None:
+        """Wait for the turn of one request of ``tenant``; if none waits, that is now."""
+        if not self._was_passed:
+            self._was_passed = True
+            asyncio.get_running_loop().call_soon(self._next_round)
+            return
+        await self._turns.wait(tenant)
+
+    def _next_round(self) -> None:
+        self._was_passed = self._turns.next()
+        if self._was_passed:
+            asyncio.get_running_loop().call_soon(self._next_round)
+
+
+class Lane:
+    """One thread for what takes long, so that the event loop shares the interpreter with one other at most."""
+
+    def __init__(self) -> None:
+        self._turns = TurnQueue()
+        self._is_busy = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="bodies")
+
+    async def work(self, tenant: str, call: Callable[..., T], *args: object) -> T:
+        """Do some work for a request of ``tenant`` when its turn comes."""
+        if self._is_busy:
+            mine = self._turns.wait(tenant)
+            try:
+                await mine
+            except asyncio.CancelledError:
+                if mine.done() and not mine.cancelled():  # its turn came when it had gone
+                    self._is_busy = self._turns.next()
+                raise
+        self._is_busy = True
+        try:
+            run = contextvars.copy_context().run
+            return await asyncio.get_running_loop().run_in_executor(self._thread, run, call, *args)
+        finally:
+            self._is_busy = self._turns.next()

@@ -13,7 +13,6 @@ from moesaic.batch.state import WINDOW_S, Batch
 from moesaic.errors import InvalidInput
 from moesaic.services.gateway.fields.bodies import InferenceWire
 from moesaic.services.gateway.fields.formats import BodyPart
-from moesaic.services.gateway.fields.unsupported import check_extras
 from moesaic.services.gateway.files.disk import NoSuch, new_id, on_disk
 from moesaic.services.gateway.files.shelf import BatchRecord
 from moesaic.services.gateway.gateway import record_of, shelf_of, store_of
@@ -63,7 +62,6 @@ def endpoints(routes: Iterable[BaseRoute]) -> list[str]:
 async def create_batch(body: BatchWire, request: Request) -> Response:
     """Have the requests of a file answered, after everybody who waits."""
     store, shelf, asked = store_of(request), shelf_of(request), record_of(request)
-    asked.ignored = check_extras(body)
     known = request.app.state.batch_endpoints
     if body.endpoint not in known:
         raise InvalidInput("endpoint", f"must be one of {', '.join(known)}")

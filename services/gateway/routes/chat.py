@@ -5,6 +5,7 @@ from fastapi import APIRouter, Request, Response
 from moesaic.errors import InvalidInput
 from moesaic.services.gateway.admission import admit
 from moesaic.services.gateway.fields.generating import ChatWire
+from moesaic.services.gateway.fields.messages import turns_of
 from moesaic.services.gateway.generate.answers import begin
 from moesaic.services.gateway.generate.chat_shape import ChatShape
 from moesaic.services.gateway.generate.deliver import Delivery, token_texts
@@ -35,13 +36,15 @@ async def create_chat_completion(body: ChatWire, request: Request) -> Response:
     admitted = admit(request, body, "chatcmpl")
     gateway = admitted.gateway
     language = gateway.language
-    wanted = wanted_of(body, language)
+    size = admitted.record.num_bytes
+    wanted = await language.work(size, wanted_of, body, language)
     prompt, opened = await language.encode_chat(
-        [message.for_template(f"messages[{i}]") for i, message in enumerate(body.messages)],
+        await language.work(size, turns_of, body.messages),
         add_generation_prompt=body.add_generation_prompt,
         template_kwargs=template_kwargs_of(body, language),
         control_tokens=gateway.settings.control_tokens_in_content,
-        tools=tools_for_template(body, wanted),
+        tools=await language.work(size, tools_for_template, body, wanted),
+        size=size,
     )
     logprobs = LogprobCounts(_top_logprobs(body), body.prompt_logprobs)
     speech = Speech(language.dialect, wanted, opened)

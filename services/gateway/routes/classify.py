@@ -1,6 +1,5 @@
 """``/v1/classify``: one prefill a text, or one a text and label; no decoding."""
 
-from collections.abc import Sequence
 from functools import partial
 
 from fastapi import APIRouter, Request, Response
@@ -28,9 +27,9 @@ router = APIRouter()
 async def classify(body: ClassifyWire, request: Request) -> Response:
     """Say which of the given labels fits each text best, and how likely each is."""
     admitted = admit(request, body, "classify", _refusal(body))
-    language, labels = admitted.gateway.language, [_label(label) for label in body.labels or ()]
-    num_chars = _num_chars(body, labels)
-    form, families = await language.work_waiting(num_chars, _ask, admitted.gateway, body, labels)
+    language = admitted.gateway.language
+    num_chars = _num_chars(body, admitted.record.num_bytes)
+    form, families = await language.work_waiting(num_chars, _ask, admitted.gateway, body)
     reading = read_out(admitted, families, "input")
     told = await while_connected(request.receive, reading)
     told.provenance.prompt_version = language.dialogue.wording.version
@@ -55,10 +54,9 @@ def _refusal(body: ClassifyWire) -> RouteNotEnabled | None:
     return RouteNotEnabled(what)
 
 
-def _ask(
-    gateway: Gateway, body: ClassifyWire, labels: list[Label]
-) -> tuple[Form, list[list[Read]]]:
+def _ask(gateway: Gateway, body: ClassifyWire) -> tuple[Form, list[list[Read]]]:
     language, texts = gateway.language, as_list(body.input)
+    labels = [_label(label) for label in body.labels or ()]
     with language.naming("labels"):
         methods = language.classify_methods
         form = normal_form(language.dialogue, labels, body.instruction, body.method, methods)
@@ -76,14 +74,11 @@ def _ask(
     return form, families
 
 
-def _num_chars(body: ClassifyWire, labels: Sequence[Label]) -> int:
-    """Characters of all the prompts: each has the labels in it, and each label is tried behind a short one."""
-    texts = as_list(body.input)
-    head = sum(len(label.name) + len(label.description) for label in labels)
-    head += len(body.instruction or "")
-    reads_per_text = len(labels) if body.method == "multi" else 1
-    asked = sum(map(len, texts)) + len(texts) * head
-    return reads_per_text * asked + len(labels) * PER_MESSAGE_CHARS
+def _num_chars(body: ClassifyWire, num_bytes: int) -> int:
+    """Characters of all the prompts at most: each has the labels in it, and each label is tried behind a short one."""
+    num_labels = len(body.labels or ())
+    num_reads = len(as_list(body.input)) * (num_labels if body.method == "multi" else 1)
+    return max(1, num_reads) * num_bytes + num_labels * PER_MESSAGE_CHARS
 
 
 def _label(label: str | LabelWire) -> Label:

@@ -1,5 +1,7 @@
 """``/v1/completions``."""
 
+from array import array
+
 from fastapi import APIRouter, Request, Response
 
 from moesaic.services.gateway.admission import admit
@@ -43,21 +45,24 @@ def _prompt_logprobs(body: CompletionWire) -> int | None:
     return max(counts, default=None)
 
 
-def _encode(language: Language, body: CompletionWire) -> list[list[int]]:
+def _encode(language: Language, body: CompletionWire) -> "list[array[int]]":
+    """Encode the prompts. Millions of objects would take long to be freed, so their tokens are packed."""
     special, is_one = body.add_special_tokens, len(body.prompt) == 1
+
+    def encoded(given: str | list[int], field: str) -> list[int]:
+        if isinstance(given, str):
+            return language.encode_prompt(given, field, add_special_tokens=special)
+        return language.checked(given, "prompt")
+
     return [
-        language.encode_prompt(
-            prompt, "prompt" if is_one else f"prompt[{i}]", add_special_tokens=special
-        )
-        if isinstance(prompt, str)
-        else language.checked(prompt, "prompt")
+        array("I", encoded(prompt, "prompt" if is_one else f"prompt[{i}]"))
         for i, prompt in enumerate(body.prompt)
     ]
 
 
-def _echoes(language: Language, body: CompletionWire, prompts: list[list[int]]) -> list[str]:
+def _echoes(language: Language, body: CompletionWire, prompts: "list[array[int]]") -> list[str]:
     decode, skip = language.tokenizer.decode, body.skip_special_tokens
     return [
-        given if isinstance(given, str) else decode(token_ids, skip_special_tokens=skip)
+        given if isinstance(given, str) else decode(list(token_ids), skip_special_tokens=skip)
         for given, token_ids in zip(body.prompt, prompts, strict=True)
     ]

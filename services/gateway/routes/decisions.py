@@ -42,7 +42,9 @@ async def decide(body: DecisionsWire, request: Request) -> Response:
     """Answer questions about one input: is it so, which one, how much."""
     admitted = admit(request, body, "decision")
     gateway = admitted.gateway
-    questions, reads = await gateway.language.work_waiting(_num_chars(body), _ask, gateway, body)
+    questions, reads = await gateway.language.work_waiting(
+        _num_chars(body, admitted.record.num_bytes), _ask, gateway, body
+    )
     told = await while_connected(request.receive, read_out(admitted, [reads], "input"))
     told.provenance.prompt_version = gateway.language.dialogue.wording.version
     decisions = Decisions(
@@ -106,12 +108,11 @@ def _usage(usage: Usage) -> DecisionUsage:
     return DecisionUsage(usage.prompt_tokens, cached, 0, OutputDetails(), usage.total_tokens)
 
 
-def _num_chars(body: DecisionsWire) -> int:
-    """Characters of all the prompts, with what telling the options apart costs."""
-    words = sum(len(turn.text) for turn in body.turns())
+def _num_chars(body: DecisionsWire, num_bytes: int) -> int:
+    """Characters of all the prompts at most, with what telling the options apart costs."""
     num_options = sum(
         len(wire.choices if isinstance(wire, ChoiceWire) else wire.levels)
         for wire in body.questions
         if isinstance(wire, ChoiceWire | GradeWire)
     )
-    return len(body.questions) * (words + PER_MESSAGE_CHARS) + num_options * PER_MESSAGE_CHARS
+    return len(body.questions) * (num_bytes + PER_MESSAGE_CHARS) + num_options * PER_MESSAGE_CHARS

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 import moesaic
 from moesaic.errors import InvalidInput, ModelNotFound
+from moesaic.services.gateway.fields.messages import turns_of
 from moesaic.services.gateway.fields.tokenizing import DetokenizeWire, TokenizeWire
 from moesaic.services.gateway.gateway import Gateway, gateway_of, record_of
 from moesaic.services.gateway.http.openapi import READS_BODY, answers
@@ -68,23 +69,23 @@ async def retrieve_model(model_id: str, request: Request) -> Response:
 @router.post("/tokenize", responses=answers(Tokenized, errors=(*READS_BODY, 404)))
 async def tokenize(body: TokenizeWire, request: Request) -> Response:
     """Token ids of a prompt or of messages."""
-    gateway = gateway_of(request)
-    gateway.check(record_of(request), body)
-    language = gateway.language
+    gateway, record = gateway_of(request), record_of(request)
+    gateway.check(record, body)
+    language, size = gateway.language, record.num_bytes
     if (body.prompt is None) == (body.messages is None):
         raise InvalidInput("prompt", "send either prompt or messages")
     if body.prompt is not None:
         special = body.add_special_tokens is not False
         tokens = await language.list_tokens(body.prompt, add_special_tokens=special)
     else:
-        messages = [m.for_template(f"messages[{i}]") for i, m in enumerate(body.messages or [])]
         prompt = await language.encode_chat(
-            messages,
+            await language.work(size, turns_of, body.messages or []),
             add_generation_prompt=body.add_generation_prompt,
             template_kwargs=body.chat_template_kwargs or {},
             control_tokens=gateway.settings.control_tokens_in_content,
             tools=[tool.for_template() for tool in body.tools or []],
             most=max(language.max_tokens, MAX_LISTED),
+            size=size,
         )
         tokens = prompt.token_ids
 
@@ -101,11 +102,11 @@ async def detokenize(body: DetokenizeWire, request: Request) -> Response:
     gateway = gateway_of(request)
     gateway.check(record_of(request), body)
     language = gateway.language
-    language.checked(body.tokens, "tokens")
     long = len(body.tokens) > SHORT_CHARS
     decode = language.tokenizer.decode_long if long else language.tokenizer.decode
 
     def answer() -> Response:
+        language.checked(body.tokens, "tokens")
         return reply(Detokenized(decode(body.tokens, skip_special_tokens=False)))
 
     return await language.work(len(body.tokens), answer)

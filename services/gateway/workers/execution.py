@@ -26,6 +26,9 @@ from moesaic.v1.attention_pb2 import (
 log = structlog.get_logger()
 
 WINDOW = 64  # runs of one request that are under way at a time
+ROUND_TOKENS = (
+    1 << 13
+)  # of the runs that are started in one round of the loop: as many take some ms
 MAX_BUFFERED = 8192  # events that may wait for a slow client
 MAX_ATTEMPTS = 8  # of one run: eight lost workers are its own doing
 _TRY_ELSEWHERE = {"worker_lost", "draining", "not_ready", "overloaded"}
@@ -128,11 +131,16 @@ class Execution:
 
     def _fill_window(self) -> None:
         under_way = self._num_open - len(self._waiting)
+        num_tokens = 0
         while self._waiting and under_way < WINDOW:
+            if num_tokens >= ROUND_TOKENS:
+                asyncio.get_running_loop().call_soon(self.wake)
+                return
             if self._homes.get(self.runs[self._waiting[0]].family, _NO_HOME) is None:
                 return  # siblings go where the first of them goes
             if not self._places.take(self):
                 return
+            num_tokens += self.runs[self._waiting[0]].size
             self._start(self._waiting.popleft())
             under_way += 1
 

@@ -58,6 +58,8 @@ class Run:
     work: Generation | Scoring
     terms: RequestTerms = field(default_factory=RequestTerms)
     family: int | None = None  # runs of one family share their prefix, so they go to one worker
+    max_tokens: int = 0  # of an answer; all runs of a request share the rest of the work
+    seed: int = 0  # of an answer
     token_ids: list[int] = field(default_factory=list)  # of the answer, so far
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # from the second token on
     done: bool = False
@@ -93,7 +95,8 @@ class Run:
                 submit.scoring.store_kv = self.terms.store_kv
         else:
             submit.generation.CopyFrom(self.work)
-            submit.generation.max_tokens -= self.start
+            submit.generation.max_tokens = self.max_tokens - self.start
+            submit.generation.sampling.seed = self.seed
             submit.generation.min_tokens = max(0, self.work.min_tokens - self.start)
             submit.generation.num_resumed_tokens = self.start
             if self.start:  # what is known of the prompt came before the first token
@@ -101,9 +104,17 @@ class Run:
         return submit
 
     @property
+    def size(self) -> int:
+        """Token ids that a command for it holds: how long it takes to make one."""
+        named = 0
+        if isinstance(self.work, Generation):
+            named = len(self.work.sampling.allowed_token_ids)
+        return len(self.prompt) + len(self.token_ids) + named
+
+    @property
     def is_full(self) -> bool:
         """True if a generation has all its tokens, and the log-probabilities of its prompt if it wants them."""
-        if isinstance(self.work, Scoring) or len(self.token_ids) < self.work.max_tokens:
+        if isinstance(self.work, Scoring) or len(self.token_ids) < self.max_tokens:
             return False
         wants_prompt = self.work.HasField("prompt_logprobs")
         return not wants_prompt or len(self.prompt_logprobs) == len(self.prompt) - 1
