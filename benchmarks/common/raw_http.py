@@ -34,6 +34,12 @@ class Connection:
         self._writer.write(request(path, body))
         return await self._answer()
 
+    async def answered(self, sent: bytes) -> int:
+        """Send bytes of a request; gives the status of an answer that is not a stream."""
+        self._writer.write(sent)
+        status, _ = await self._answer()
+        return status
+
     async def stream(self, path: str, body: bytes) -> AsyncIterator[bytes]:
         """The events of a streamed answer as they come, ``data: `` cut off.
 

@@ -90,7 +90,7 @@ def _start(command: list[str], environment: dict[str, str]) -> "subprocess.Popen
 
 
 class InstantAttention(attention_pb2_grpc.AttentionServiceServicer):
-    """Answers work for one token at once, and lets all other work wait for ever."""
+    """Answers work for one token, and scoring, at once, and lets all other work wait for ever."""
 
     def __init__(self) -> None:
         self.num_waiting = 0
@@ -124,7 +124,7 @@ class InstantAttention(attention_pb2_grpc.AttentionServiceServicer):
                 self.num_waiting -= 1
             elif kind != "submit":
                 continue
-            elif command.submit.generation.max_tokens == 1:
+            elif command.submit.generation.max_tokens <= 1:  # 0: it scores
                 for event in _answer(command.submit):
                     events.put_nowait(event)
             else:
@@ -139,10 +139,11 @@ def _answer(submit: pb.Submit) -> tuple[pb.ExecuteResponse, pb.ExecuteResponse]:
         completion_tokens=1,
         epochs=[pb.EpochSpan(epoch=1, tokens=1)],
     )
+    told: dict[str, Any] = {"tokens": pb.Tokens(token_ids=[TOKEN])}
+    if submit.HasField("scoring"):
+        told = {"scores": pb.Scores(logprobs=[-1.0] * len(submit.scoring.candidates))}
     return (
-        pb.ExecuteResponse(
-            request_id=request_id, attempt=attempt, tokens=pb.Tokens(token_ids=[TOKEN])
-        ),
+        pb.ExecuteResponse(request_id=request_id, attempt=attempt, **told),
         pb.ExecuteResponse(request_id=request_id, attempt=attempt, finished=finished),
     )
 

@@ -21,6 +21,7 @@ def bench(
             "hop",
             "apart",
             "gateway",
+            "refusals",
             "router",
             "sweeps",
             "prefill",

@@ -1,0 +1,1 @@
+"""For how long can one body hold the gateway's event loop?"""
