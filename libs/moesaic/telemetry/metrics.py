@@ -1,12 +1,15 @@
 """Reading of metrics; each room declares its own, with ``prometheus_client``."""
 
 import functools
+import socket
 from typing import Any, TypeVar
 
-from prometheus_client import REGISTRY, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from prometheus_client.samples import Sample
 
+from moesaic.addresses import host_port
 from moesaic.errors import InvalidInput
+from moesaic.telemetry.scrapes import ScrapeLimits, serve_scrapes
 
 Metric = TypeVar("Metric", Counter, Gauge, Histogram)
 
@@ -22,7 +25,7 @@ def _series_of(metric: Any, *labels: str) -> Any:
     return metric.labels(*labels)
 
 
-def serve_metrics(host: str, port: int) -> str:
+def serve_metrics(host: str, port: int, limits: ScrapeLimits | None = None) -> str:
     """Answer ``GET /metrics`` on a thread of its own for as long as the process lives.
 
     Returns:
@@ -32,15 +35,18 @@ def serve_metrics(host: str, port: int) -> str:
         InvalidInput: the address cannot be listened on.
     """
     try:
-        server, _ = start_http_server(port, addr=host)
-    except OSError as error:
-        cause = error.strerror or str(error)
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listening = socket.create_server((host, port), family=family)
+    except (OSError, UnicodeError) as error:
+        cause = getattr(error, "strerror", None) or str(error)
         raise InvalidInput(
             "metrics_port",
-            f"cannot listen on {host}:{port}: {cause}; "
+            f"cannot listen on {host_port(host, port)}: {cause}; "
             "choose another with --metrics-port or --host",
         ) from error
-    return f"{host}:{server.server_port}"
+    address = host_port(host, listening.getsockname()[1])
+    serve_scrapes(listening, limits or ScrapeLimits())
+    return address
 
 
 def snapshot() -> dict[str, float]:
