@@ -185,6 +185,9 @@ def _encode_tokens(events: Sequence[TokenEvent]) -> tuple[TokenEvent, pb.Execute
     response.tokens.logprobs.extend(
         _encode_logprob(event.logprob) for event in events if event.logprob is not None
     )
+    told = [event.degradation for event in events if event.degradation is not None]
+    if told:
+        response.tokens.degradation.CopyFrom(_encode_degradation(told[-1]))
     return last, response
 
 
@@ -197,6 +200,7 @@ def encode_event(event: Event) -> pb.ExecuteResponse:
     if isinstance(event, PromptEvent):
         response.prompt_logprobs.first_position = event.first_position
         response.prompt_logprobs.logprobs.extend(map(_encode_logprob, event.logprobs))
+        response.prompt_logprobs.degradation.CopyFrom(_encode_degradation(event.degradation))
     elif isinstance(event, ProgressEvent):
         response.progress.computed_tokens = event.computed_tokens
     elif isinstance(event, ScoreEvent):

@@ -13,6 +13,7 @@ from moesaic.engine.sequences.requests import (
     FailureEvent,
     FinishEvent,
     GenerationTask,
+    PromptEvent,
     ScoringTask,
     TokenEvent,
 )
@@ -304,3 +305,26 @@ async def test_a_rung_that_changes_during_a_step_is_that_of_the_next_one(tiny_mo
 
         assert changes > 100
         assert all(isinstance(r.last(name), FinishEvent) for name in PROMPTS)
+
+
+@pytest.mark.parametrize("threshold", [0.2, 1.0])
+async def test_what_is_told_with_tokens_is_what_is_told_at_the_end(
+    tiny_model: Any, threshold: float
+) -> None:
+    async with rig(tiny_model) as r:
+        degrade(r, prefill=threshold, decode=threshold)
+        task = replace(TASK, prompt_logprobs=0)
+        for name, tokens in PROMPTS.items():
+            r.submit(name, tokens, task)
+        await r.ended(*PROMPTS)
+
+        for name, prompt in PROMPTS.items():
+            events = [event for event in r.events if event.key.request_id == name]
+            told = [event.degradation for event in events if isinstance(event, TokenEvent)]
+            [*_, described] = [event for event in events if isinstance(event, PromptEvent)]
+            assert told[0] == described.degradation
+            assert told[0] is not None
+            assert told[0].rows == len(prompt)
+            whole = finish(r, name).degradation
+            assert told[1:-1] == [None] * 10 if threshold == 1 else None not in told
+            assert told[-1] == (None if threshold == 1 else whole)

@@ -129,7 +129,10 @@ class Progress:
         stopped = token in task.stop_token_ids
         if not stopped:
             sequence.tokens.append(token)
-            events.append(TokenEvent(key, index, token, logprob, task.patience_s))
+            # A worker that is lost, or told to stop, has no last word: what it gave is told with it.
+            account = sequence.account
+            told = None if index and account.is_exact else account.degradation
+            events.append(TokenEvent(key, index, token, logprob, task.patience_s, told))
         matcher = sequence.logit_state.matcher if sequence.logit_state else None
         if matcher is not None and not stopped:
             matcher.follow(sequence.answer_tokens)

@@ -645,19 +645,25 @@ class PromptLogprobs(_message.Message):
 
     FIRST_POSITION_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    DEGRADATION_FIELD_NUMBER: _builtins.int
     first_position: _builtins.int
     """in the prompt, from 0: the first token has none, so at least 1"""
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]: ...
+    @_builtins.property
+    def degradation(self) -> Global___Degradation:
+        """of all work so far"""
+
     def __init__(
         self,
         *,
         first_position: _builtins.int = ...,
         logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
+        degradation: Global___Degradation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["degradation", b"degradation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_position", b"first_position", "logprobs", b"logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["degradation", b"degradation", "first_position", b"first_position", "logprobs", b"logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -670,6 +676,7 @@ class Tokens(_message.Message):
     TOKEN_INDEX_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    DEGRADATION_FIELD_NUMBER: _builtins.int
     token_index: _builtins.int
     """of the first of these tokens in the answer, from 0"""
     @_builtins.property
@@ -678,16 +685,21 @@ class Tokens(_message.Message):
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
         """one per token, if asked for"""
 
+    @_builtins.property
+    def degradation(self) -> Global___Degradation:
+        """Of all work so far: with the first tokens, and with all later ones once any of it is degraded."""
+
     def __init__(
         self,
         *,
         token_index: _builtins.int = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
+        degradation: Global___Degradation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["degradation", b"degradation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "token_ids", b"token_ids", "token_index", b"token_index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["degradation", b"degradation", "logprobs", b"logprobs", "token_ids", b"token_ids", "token_index", b"token_index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

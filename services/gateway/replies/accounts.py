@@ -5,7 +5,10 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from moesaic.services.gateway.workers.run import Run
-from moesaic.v1.attention_pb2 import Finished
+from moesaic.v1.attention_pb2 import Degradation, Finished
+
+
+_LEAST = 0.0001  # that is told of a share
 
 
 class Usage(msgspec.Struct):
@@ -50,8 +53,8 @@ class Provenance(msgspec.Struct, omit_defaults=True, kw_only=True):
         epochs: tokens under each placement. A worker tells them when it finishes: an answer that a stop string cut
             short is not among them, and the field is absent when nothing is known.
         cached_tokens: prompt tokens that workers had already, likewise as far as they told.
-        quality: absent when it is not known of all: where a stop string cut an answer short, or a worker was lost
-            and another went on.
+        quality: of all parts of the answer, those of lost workers included; absent if a worker does not tell it and
+            nothing else of the answer was degraded.
         workers: who computed it, if asked for.
         prompt_version: of the words that questions were put in; with others the numbers would differ.
     """
@@ -83,25 +86,25 @@ def provenance_of(
     return Provenance(
         epochs=[EpochTokens(epoch, count) for epoch, count in sorted(tokens.items())],
         cached_tokens=cached_tokens,
-        quality=_quality_of(finished) if _told_all(finished, runs) else None,
+        quality=_quality_of([part for run in runs for part in run.parts.values()]),
         workers=workers if names_workers else None,
     )
 
 
-def _told_all(finished: Sequence[Finished], runs: Sequence[Run]) -> bool:
-    """True if of all runs the worker has told that computed them, each of them alone."""
-    told = all(done.HasField("degradation") for done in finished)
-    return told and 0 < len(finished) == len(runs) and not any(run.interrupted for run in runs)
-
-
-def _quality_of(finished: Sequence[Finished]) -> Quality:
-    """Weigh the runs of a request by their rows."""
-    thresholds = degraded = 0.0
-    for done in finished:
-        told = done.degradation
-        thresholds += told.rows * told.mean_threshold
-        degraded += told.rows * told.share
-    total = sum(done.degradation.rows for done in finished)
+def _quality_of(parts: Sequence[Degradation | None]) -> Quality | None:
+    """Weigh the parts of an answer by their rows; None if it is not known whether any was degraded."""
+    told = [part for part in parts if part is not None]
+    is_degraded = any(part.mean_threshold < 1 or part.share for part in told)
+    if len(told) < max(1, len(parts)) and not is_degraded:
+        return None
+    total = sum(part.rows for part in told)
     if not total:
         return Quality(1.0, 0.0)  # all of it was computed before
-    return Quality(round(thresholds / total, 4), round(degraded / total, 4))
+    not_promised = sum(part.rows * (1 - part.mean_threshold) for part in told) / total
+    degraded = sum(part.rows * part.share for part in told) / total
+    return Quality(round(1 - _rounded(not_promised), 4), _rounded(degraded))
+
+
+def _rounded(share: float) -> float:
+    """Round to four digits, but never a little to nothing."""
+    return round(share, 4) or (_LEAST if share > 0 else 0.0)

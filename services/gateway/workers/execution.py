@@ -208,6 +208,7 @@ class Execution:
             self._hang_up(run)
             return self._try_elsewhere(idx, run, gap)
         if isinstance(event, Finished):
+            run.finish(event)
             self._end(run)
             return event
         if isinstance(event, Scores):
@@ -233,8 +234,6 @@ class Execution:
         assert run.placed_at is not None  # or nothing could come back that is tried elsewhere
         run.tried.add(run.placed_at)
         run.loss = cause
-        # What refuses a run has computed nothing of it.
-        run.interrupted |= isinstance(cause, PeerLost) or len(run.token_ids) > run.start
         if len(run.token_ids) > run.start:
             run.fruitless = 1
         elif cause.code != "draining":  # several workers may leave at once; each is tried once

@@ -8,6 +8,8 @@ from moesaic.errors import DeadlineExceeded, MoesaicError, PeerLost
 from moesaic.services.gateway import metrics
 from moesaic.services.gateway.workers.tasks import Key, Task
 from moesaic.v1.attention_pb2 import (
+    Degradation,
+    Finished,
     Generation,
     PromptLogprobs,
     Scoring,
@@ -64,7 +66,6 @@ class Run:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # from the second token on
     done: bool = False
     attempt: int = 0
-    interrupted: bool = False  # an attempt that was lost may have computed a part of it
     start: int = 0  # tokens there were when this attempt began
     fruitless: int = 0  # lost attempts in a row without a token
     tried: set[Key] = field(default_factory=set)
@@ -73,6 +74,8 @@ class Run:
     under_way: Task | None = None
     placed_at: Key | None = None  # of this attempt; None while it waits for a worker
     excluded: set[Key] = field(default_factory=set)  # from this attempt
+    parts: dict[int, Degradation | None] = field(default_factory=dict)
+    """By attempt that gave a part of the answer: what its worker told of its work; None: nothing."""
 
     def submit(self, request_id: str, deadline_ms: int) -> Submit:
         """Make the command for the next attempt: the prompt, continued from the tokens so far."""
@@ -131,6 +134,7 @@ class Run:
         known = len(self.token_ids) - self.start  # of this attempt
         if event.token_index > known:
             raise _gap(known, event.token_index)
+        self._note_part(event)
         if repeated := min(known - event.token_index, len(event.token_ids)):
             metrics.duplicates.inc(repeated)
             event = Tokens(
@@ -153,9 +157,21 @@ class Run:
         known = len(self.prompt_logprobs)
         if event.first_position > known + 1:
             raise _gap(known + 1, event.first_position)
+        self._note_part(event)
         fresh = event.logprobs[known + 1 - event.first_position :]
         self.prompt_logprobs.extend(fresh)
         return event if fresh else None
+
+    def finish(self, event: Finished) -> None:
+        """Take the last word of the worker, or of the gateway in its place."""
+        self._note_part(event)
+
+    def _note_part(self, event: Tokens | PromptLogprobs | Finished) -> None:
+        part = self.parts.setdefault(self.attempt, None)
+        if event.HasField("degradation"):
+            self.parts[self.attempt] = event.degradation
+        elif part is not None and isinstance(event, Tokens):  # as exact as the tokens before
+            part.rows += len(event.token_ids)
 
 
 def _gap(expected: int, came: int) -> PeerLost:

@@ -62,7 +62,8 @@ def describe_prompt(sequence: GenerationSequence, chunk: Chunk, logits: Tensor) 
     skipped = first - chunk.start - 1
     num_top = [sequence.task.prompt_logprobs or 0] * len(tokens)
     described = describe(logits[skipped : skipped + len(tokens)], tokens, num_top)
-    return PromptEvent(sequence.request.key, first, tuple(described))
+    told = sequence.account.degradation
+    return PromptEvent(sequence.request.key, first, tuple(described), told)
 
 
 def describe_picked(

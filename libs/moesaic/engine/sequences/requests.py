@@ -127,6 +127,7 @@ class TokenEvent:
     token_id: int
     logprob: TokenLogprob | None = None
     patience_s: float = 0.0  # it may be told this late
+    degradation: Degradation | None = None  # of all work so far; None: as told before, or nothing
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,7 @@ class PromptEvent:
     key: RequestKey
     first_position: int
     logprobs: tuple[TokenLogprob, ...]
+    degradation: Degradation = Degradation()  # of all work so far
 
 
 @dataclass(frozen=True)

@@ -56,9 +56,14 @@ class QualityAccount:
         self.degraded += degraded
 
     @property
+    def is_exact(self) -> bool:
+        """True if nothing was degraded, or could have been."""
+        return not self.degraded and self.thresholds >= self.rows
+
+    @property
     def degradation(self) -> Degradation:
         """The account, as callers are told it."""
-        if not self.degraded and self.thresholds >= self.rows:
+        if self.is_exact:
             return Degradation(rows=round(self.rows))
         share = self.degraded / max(1, self.choices)
         mean = self.thresholds / self.rows if self.rows else 1.0
