@@ -7,7 +7,6 @@ import msgspec
 from moesaic.services.gateway.workers.run import Run
 from moesaic.v1.attention_pb2 import Degradation, Finished
 
-
 _LEAST = 0.0001  # that is told of a share
 
 

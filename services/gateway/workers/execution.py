@@ -10,7 +10,7 @@ import structlog
 from moesaic.errors import MoesaicError, NotReady, PeerLost
 from moesaic.services.gateway import metrics
 from moesaic.services.gateway.access.places import Places
-from moesaic.services.gateway.workers.failures import SlowClient, WorkFailed
+from moesaic.services.gateway.workers.failures import SlowClient, WorkerLost, WorkFailed
 from moesaic.services.gateway.workers.run import Deadline, Run
 from moesaic.services.gateway.workers.tasks import Event, Key, Task
 from moesaic.services.gateway.workers.workers import Workers
@@ -30,7 +30,10 @@ ROUND_TOKENS = (
     1 << 13
 )  # of the runs that are started in one round of the loop: as many take some ms
 MAX_BUFFERED = 8192  # events that may wait for a slow client
-MAX_ATTEMPTS = 8  # of one run: eight lost workers are its own doing
+MAX_ATTEMPTS = (
+    8  # of one run: eight lost workers are its own doing; those that were paused do not count
+)
+MOST_BLAME = 2.0  # of one run: workers that it may end without a token, if others still serve
 _TRY_ELSEWHERE = {"worker_lost", "draining", "not_ready", "overloaded"}
 _NO_HOME = ("", 0)
 
@@ -227,6 +230,14 @@ class Execution:
         """Go on from the tokens so far, on another worker or on one that comes back.
 
         Sampling is by seed and position, so nothing changes.
+
+        ===================================================  ==================================================
+        a run that has                                       is given up
+        ===================================================  ==================================================
+        lost its worker eight times                          always; workers that were only paused do not count
+        two losses to blame on it since its last token       if a worker serves, which might be the next one
+        been refused by all workers                          if one of them serves
+        ===================================================  ==================================================
         """
         if run.is_full:  # only the worker's last word was lost
             self._end(run)
@@ -235,11 +246,15 @@ class Execution:
         run.tried.add(run.placed_at)
         run.loss = cause
         if len(run.token_ids) > run.start:
-            run.fruitless = 1
+            run.blame = 0.0
+        if isinstance(cause, WorkerLost):
+            run.blame += cause.blame
+            run.pauses += not cause.blame
         elif cause.code != "draining":  # several workers may leave at once; each is tried once
-            run.fruitless += 1
+            run.blame += 1
         refused = not isinstance(cause, PeerLost) and not self._accepting - run.tried
-        if run.fruitless > 1 or run.attempt >= MAX_ATTEMPTS or (refused and self._accepting):
+        spent = refused or run.blame >= MOST_BLAME
+        if run.attempt - run.pauses >= MAX_ATTEMPTS or (spent and self._accepting):
             raise cause
         try:
             self._start(idx)

@@ -1,6 +1,6 @@
 """Failures of a request at its workers, or on the way from them to the client."""
 
-from moesaic.errors import MoesaicError
+from moesaic.errors import MoesaicError, PeerLost
 from moesaic.v1.attention_pb2 import Failure
 
 
@@ -14,6 +14,19 @@ class WorkFailed(MoesaicError):
         self.retry_after_s = failure.retry_after_s or None
         self.field = failure.field or None
         super().__init__(failure.message)
+
+
+class WorkerLost(PeerLost):
+    """An attention worker was lost, with all runs that it had.
+
+    Attributes:
+        blame: the part of each of these runs in the loss. It is 0 where the worker was paused or cut off, which no
+            run does.
+    """
+
+    def __init__(self, cause: str, blame: float) -> None:
+        self.blame = blame
+        super().__init__("an attention worker", cause)
 
 
 class SlowClient(MoesaicError):

@@ -67,7 +67,8 @@ class Run:
     done: bool = False
     attempt: int = 0
     start: int = 0  # tokens there were when this attempt began
-    fruitless: int = 0  # lost attempts in a row without a token
+    blame: float = 0.0  # its part in the losses since its last token
+    pauses: int = 0  # attempts that were lost to no fault of its own
     tried: set[Key] = field(default_factory=set)
     loss: MoesaicError | None = None  # that ended the last attempt
     worker_ids: list[str] = field(default_factory=list)  # of all attempts

@@ -9,9 +9,10 @@ import structlog
 
 from moesaic.cluster.rpc.channels import channel
 from moesaic.cluster.waiting.backoff import Backoff
-from moesaic.errors import Overloaded, PeerLost
+from moesaic.errors import Overloaded
 from moesaic.messages.registry import WorkerRecord
 from moesaic.services.gateway import metrics
+from moesaic.services.gateway.workers.failures import WorkerLost
 from moesaic.services.gateway.workers.routing import Routing
 from moesaic.services.gateway.workers.tasks import Key, Task
 from moesaic.v1.attention_pb2 import Cancel, ExecuteRequest, ExecuteResponse, WatchBlocks
@@ -27,6 +28,9 @@ CONNECT_S = 2.0
 BACKOFF_S = (0.1, 2.0)  # first and longest pause between two attempts to connect
 JITTER = (0.5, 1.5)
 MAX_UNSENT = 4096  # commands that may wait for a worker to read them
+# gRPC's words for a peer that did not answer a ping, or whose host did not: it is paused or cut off. The connection of
+# a process that ends is closed or reset.
+_UNANSWERED = ("timeout", "timed out")
 
 
 class WorkerStream:
@@ -133,12 +137,13 @@ class WorkerStream:
         self._heard_at = asyncio.get_running_loop().time()
         log.info("worker.connected", worker_id=self.record.worker_id)
         watch = asyncio.create_task(self._watch(stream))
-        cause = "ended its stream"
+        cause, paused = "ended its stream", False
         try:
             async for response in stream:
                 self._take(response)
         except grpc.aio.AioRpcError as error:
             cause = f"connection broke ({error.code().name.lower()})"
+            paused = any(words in (error.details() or "").lower() for words in _UNANSWERED)
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:
                 cause = f"refuses this gateway: {error.details()}"
         except asyncio.CancelledError:
@@ -151,7 +156,7 @@ class WorkerStream:
             watch.cancel()
             stream.cancel()
             unsent.put_nowait(None)  # a stream that has ended by itself leaves its reader waiting
-            self._lose_all(cause)
+            self._lose_all(cause, paused=paused)
         return cause
 
     def _take(self, response: ExecuteResponse) -> None:
@@ -191,11 +196,11 @@ class WorkerStream:
             self._stream.cancel()
         return task
 
-    def _lose_all(self, cause: str) -> None:
+    def _lose_all(self, cause: str, *, paused: bool) -> None:
         tasks, self._tasks = self._tasks, {}
         self._routing.disconnected(self.key)
         for task in tasks.values():
-            task.deliver(PeerLost("an attention worker", cause))
+            task.deliver(WorkerLost(cause, 0.0 if paused else 1 / len(tasks)))
 
     async def _watch(
         self, stream: grpc.aio.StreamStreamCall[ExecuteRequest, ExecuteResponse]

@@ -1,4 +1,4 @@
-"""The only attention worker is stopped for a while, or dies and is restarted: no answer is lost or changed."""
+"""All attention workers are stopped for a while, or the only one dies: no answer is lost or changed."""
 
 import asyncio
 import signal
@@ -18,15 +18,17 @@ PENALTIES = {"presence_penalty": 0.4, "frequency_penalty": 0.3}
 Fault = Callable[[Any], Awaitable[None]]
 
 
-def stopped_for(seconds: float) -> Fault:
-    """A pause of the worker, as of a machine that is migrated or swaps."""
+def stopped_for(seconds: float, *workers: str) -> Fault:
+    """A pause of workers, as of a machine that is migrated or swaps."""
 
     async def pause(suite: Any) -> None:
-        suite.signal(WORKER, signal.SIGSTOP)
+        for worker in workers or (WORKER,):
+            suite.signal(worker, signal.SIGSTOP)
         try:
             await asyncio.sleep(seconds)  # the pause itself
         finally:
-            suite.signal(WORKER, signal.SIGCONT)
+            for worker in workers or (WORKER,):
+                suite.signal(worker, signal.SIGCONT)
 
     return pause
 
@@ -63,9 +65,16 @@ async def classified(client: httpx.AsyncClient) -> list[Any]:
         pytest.param("disaggregated", stopped_for(3.0), id="split-3s", marks=pytest.mark.slow),
         pytest.param("disaggregated", stopped_for(8.0), id="split-8s", marks=pytest.mark.slow),
         pytest.param("disaggregated", killed, id="split-kill", marks=pytest.mark.slow),
+        pytest.param("pair", stopped_for(6.0, WORKER, "attention-1"), id="pair-6s"),
+        pytest.param(
+            "wide",
+            stopped_for(6.0, WORKER, "attention-1"),
+            id="wide-6s",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
-async def test_losing_the_only_attention_worker_for_a_while_costs_no_request(
+async def test_losing_all_attention_workers_for_a_while_costs_no_request(
     request: pytest.FixtureRequest, topology: str, fault: Fault
 ) -> None:
     suite = request.getfixturevalue(topology)
