@@ -43,11 +43,6 @@ def is_everywhere(host: str) -> bool:
     return is_address(host) and ipaddress.ip_address(host).is_unspecified
 
 
-def is_loopback(host: str) -> bool:
-    """True if only this machine reaches ``host``; a name other than ``localhost`` is not trusted."""
-    return ipaddress.ip_address(host).is_loopback if is_address(host) else host == "localhost"
-
-
 def is_name(host: str) -> bool:
     """True if ``host`` can be a host name; ``10.0.0.256`` and ``10.1`` count as mistakes."""
     numeric = "." in host and set(host) <= set("0123456789.")

@@ -12,12 +12,13 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
-from moesaic.addresses import host_port, is_loopback
+from moesaic.addresses import host_port
 from moesaic.cluster.lifecycle import run_service, stop_event
 from moesaic.cluster.registry import Fleet, Lease, PlacementView, watch_fleet, watch_placement
 from moesaic.cluster.rpc.server import AdminServer
 from moesaic.cluster.service import Process, introduce, joined, listening
 from moesaic.errors import InvalidInput
+from moesaic.loopback import is_loopback
 from moesaic.models.weights.hub import local_model
 from moesaic.services.gateway.admin import GatewayAdmin
 from moesaic.services.gateway.app import make_app

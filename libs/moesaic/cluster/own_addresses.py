@@ -16,13 +16,13 @@ import structlog
 from moesaic.addresses import (
     interface_of,
     is_address,
-    is_loopback,
     is_of_this_machine,
     own_addresses_of,
 )
 from moesaic.cluster.background import background
 from moesaic.cluster.waiting.backoff import Backoff
 from moesaic.errors import InvalidInput, NotReady
+from moesaic.loopback import is_loopback
 from moesaic.settings import ModelSettings, ServiceSettings
 
 log = structlog.get_logger()

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from moesaic.addresses import is_loopback
 from moesaic.cli.clients.rest_key import API_KEY_VARIABLE
 from moesaic.cli.terminal.outcome import CommandError, Exit
+from moesaic.loopback import is_loopback
 
 
 def check_exposure(host: str, wants_key: bool, no_auth: bool) -> None:
