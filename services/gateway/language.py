@@ -20,7 +20,7 @@ from moesaic.classification.wording import PACKAGED, Wording
 from moesaic.errors import InvalidInput
 from moesaic.models.configuration.config import ModelConfig, load_config
 from moesaic.models.configuration.context import with_context
-from moesaic.models.configuration.fields import Fields, read_json
+from moesaic.models.configuration.fields import Fields, read_json, read_text
 from moesaic.models.text.chat import TEMPLATE_KWARGS, ChatTemplate, with_texts
 from moesaic.models.text.dialects.detection import ReasoningParser, ToolCallParser, dialect_of
 from moesaic.models.text.dialects.dialect import Dialect
@@ -256,7 +256,7 @@ def _tokenizer_info(directory: Path) -> dict[str, Any]:
     }
     template = directory / "chat_template.jinja"
     if template.is_file():
-        info["chat_template"] = template.read_text(encoding="utf-8")
+        info["chat_template"] = read_text(template)
     return info | read_special_tokens(directory)
 
 

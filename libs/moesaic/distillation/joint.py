@@ -10,7 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -18,6 +18,7 @@ from moesaic.distillation.frozen import Both
 from moesaic.distillation.network import Degraded, PassedRows, TrainableModel
 from moesaic.distillation.recipe import DistillProgress, Recipe, pace, rates
 from moesaic.distillation.texts import LearningSequence
+from moesaic.models.weights.library import read_tensors
 from moesaic.models.weights.united import UnitedQuality
 
 ALL_SHARE = 0.5  # of the steps, in which every choice is degraded
@@ -115,7 +116,7 @@ class JointDistillation:
         fresh.replace(self._part)
 
     def _load(self) -> None:
-        tensors = load_file(self._part)
+        tensors = read_tensors(self._part)
         self._step = int(tensors["step"])
         for index, weights in enumerate(self._parameters):
             weights.detach().copy_(tensors[f"{index}.weights"])

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import msgspec
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 
 from moesaic.distillation.group import UnitedExpert
 from moesaic.distillation.recipe import Recipe
 from moesaic.errors import InvalidInput
+from moesaic.models.weights.header import read_header
+from moesaic.models.weights.library import read_tensors
 
 VERSION = 2  # of what a part holds, and of how it is made
 
@@ -76,13 +77,14 @@ class DistilledParts:
         return self._path(layer, way).exists()
 
     def read(self, layer: int, way: int) -> list[UnitedExpert]:
-        """Read the experts of one layer, which are there."""
-        with safe_open(self._path(layer, way), "pt") as file:
-            told = msgspec.json.decode(file.metadata()["told"], type=_Errors)
-            return [
-                UnitedExpert(file.get_tensor(f"{i}.gate_up"), file.get_tensor(f"{i}.down"), *errors)
-                for i, errors in enumerate(zip(told.errors, told.mean_errors, strict=True))
-            ]
+        """Read the experts of one layer, which are there; raises ``CheckpointError`` if they are damaged."""
+        path = self._path(layer, way)
+        told = msgspec.json.decode(read_header(path).metadata["told"], type=_Errors)
+        tensors = read_tensors(path)
+        return [
+            UnitedExpert(tensors[f"{i}.gate_up"], tensors[f"{i}.down"], *errors)
+            for i, errors in enumerate(zip(told.errors, told.mean_errors, strict=True))
+        ]
 
     def write(self, layer: int, way: int, made: Sequence[UnitedExpert]) -> None:
         """Keep the experts of one layer; they appear all or none."""

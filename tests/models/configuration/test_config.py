@@ -269,6 +269,9 @@ def test_what_is_no_model_directory_is_told_so(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(CheckpointError, match="expected a JSON object, got list"):
         load_config(tmp_path)
+    (tmp_path / "config.json").write_text('{"num_experts": 8, "num_experts": 4}')
+    with pytest.raises(CheckpointError, match=r"config\.json: has the key num_experts twice"):
+        load_config(tmp_path)
 
 
 def test_the_digest_tells_configurations_apart(write_config: WriteConfig) -> None:

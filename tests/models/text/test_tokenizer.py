@@ -134,3 +134,14 @@ def test_a_directory_without_a_valid_tokenizer_is_refused(
 
     with pytest.raises(CheckpointError, match=file):
         Tokenizer.load(tmp_path)
+
+
+def test_a_vocabulary_that_has_a_token_twice_is_refused(
+    tmp_path: Path, byte_level_tokenizer: tokenizers.Tokenizer
+) -> None:
+    path = tmp_path / "tokenizer.json"
+    byte_level_tokenizer.save(str(path))
+    path.write_text(path.read_text().replace('"vocab": {', '"vocab": {"the": 7, "the": 8, ', 1))
+
+    with pytest.raises(CheckpointError, match=r"tokenizer.json: has the key model.vocab.the twice"):
+        Tokenizer.load(tmp_path)

@@ -1,5 +1,6 @@
 """Files of united experts: read as written, and refused by name where they are damaged or another model's."""
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -136,7 +137,20 @@ def test_a_flipped_bit_is_named(written: Path, config: ModelConfig) -> None:
 def test_a_shortened_file_is_refused(kept: int, written: Path, config: ModelConfig) -> None:
     written.write_bytes(written.read_bytes()[:kept])
 
-    with pytest.raises(CheckpointError, match=r"united-way-3.safetensors: is no file of united"):
+    with pytest.raises(CheckpointError, match=r"united-way-3.safetensors: .*is truncated"):
+        UnitedExperts.open(written, config)
+
+
+def test_a_file_with_one_tensor_twice_is_refused(written: Path, config: ModelConfig) -> None:
+    content = written.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    name, entry = next(
+        pair for pair in json.loads(content[8:end]).items() if pair[0] != "__metadata__"
+    )
+    header = content[8:end].rstrip()[:-1] + f",{json.dumps(name)}:{json.dumps(entry)}}}".encode()
+    written.write_bytes(len(header).to_bytes(8, "little") + header + content[end:])
+
+    with pytest.raises(CheckpointError, match=f"has the key {name} twice"):
         UnitedExperts.open(written, config)
 
 

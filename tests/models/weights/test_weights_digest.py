@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from moesaic.errors import CheckpointError, NotReady
 from moesaic.models.weights.digest import CHUNK_BYTES, digesting, weights_digest
-from moesaic.models.weights.files import Stamp
+from moesaic.models.weights.header import Stamp
 
 
 def stamps(*paths: Path) -> dict[Path, Stamp]:

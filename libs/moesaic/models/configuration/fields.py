@@ -1,6 +1,5 @@
 """Checked access to the JSON files of a model directory: every error names the file and the field."""
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,23 +7,34 @@ from types import MappingProxyType
 from typing import Any
 
 from moesaic.errors import CheckpointError
+from moesaic.models.configuration.strict_json import parse_object
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read the JSON object in the file at ``path``.
 
     Raises:
-        CheckpointError: there is no such file, or it does not hold a JSON object.
+        CheckpointError: there is no such file, it does not hold a JSON object, or an object in it has a key twice.
     """
     try:
-        value = json.loads(path.read_bytes())
+        raw = path.read_bytes()
     except OSError as error:
         raise CheckpointError(str(path), "no such file, or it cannot be read") from error
-    except ValueError as error:
-        raise CheckpointError(path.name, f"is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(path.name, f"expected a JSON object, got {type(value).__name__}")
-    return value
+    return parse_object(raw, path.name)
+
+
+def read_text(path: Path) -> str:
+    """Read the text in the file at ``path``.
+
+    Raises:
+        CheckpointError: it cannot be read, or is not UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(path.name, f"cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise CheckpointError(path.name, f"is not UTF-8: {error}") from error
 
 
 class Fields:

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 from moesaic.errors import CheckpointError, InvalidInput
 from moesaic.helper.helper import Helper
 from moesaic.helper.limits import TooMuch
-from moesaic.models.configuration.fields import read_json
+from moesaic.models.configuration.fields import read_json, read_text
 from moesaic.models.text.call_messages import CALL_FORMS, CallMessages
 from moesaic.models.text.rendering import LIMITS, MAX_HELD
 from moesaic.models.text.tokenizer import read_special_tokens
@@ -147,7 +147,7 @@ def with_texts(value: Any, change: Callable[[str], str]) -> Any:
 def _read_source(directory: Path) -> tuple[str, str | None]:
     path = directory / "chat_template.jinja"
     if path.is_file():
-        return path.name, path.read_text(encoding="utf-8")
+        return path.name, read_text(path)
     path = directory / "tokenizer_config.json"
     template = read_json(path).get("chat_template") if path.is_file() else None
     if isinstance(template, list):  # several, by name

@@ -10,6 +10,7 @@ import tokenizers
 
 from moesaic.errors import CheckpointError, MoesaicError
 from moesaic.models.configuration.fields import read_json
+from moesaic.models.configuration.strict_json import parse_object
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # A character that Unicode keeps for use within a process: in no text that is sent from one to another.
@@ -73,7 +74,12 @@ class Tokenizer:
         if not path.is_file():
             raise CheckpointError(str(path), "no such file; only fast tokenizers are supported")
         try:
-            tokenizer = tokenizers.Tokenizer.from_file(str(path))
+            raw = path.read_bytes()
+        except OSError as error:
+            raise CheckpointError(path.name, f"cannot be read: {error.strerror}") from error
+        parse_object(raw, path.name)  # the library takes the last of two tokens of one text
+        try:
+            tokenizer = tokenizers.Tokenizer.from_buffer(raw)
         except Exception as error:  # the library raises plain Exception
             raise CheckpointError(path.name, f"is not a valid tokenizer: {error}") from error
         tokenizer.no_padding()  # files may keep what training used

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from moesaic.errors import CheckpointError
 from moesaic.models.configuration.architecture import ModelConfig
-from moesaic.models.weights.files import Stamp, StoredTensor, list_tensors
+from moesaic.models.weights.files import list_tensors
+from moesaic.models.weights.header import Stamp, StoredTensor
 from moesaic.models.weights.inventory import check_tensors
 from moesaic.models.weights.payload import CODE_DTYPES, STORED_DTYPES, fill, fill_codes
 from moesaic.native.memory import reusable

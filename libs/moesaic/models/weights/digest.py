@@ -21,7 +21,7 @@ import structlog
 import xxhash
 
 from moesaic.errors import CheckpointError, NotReady
-from moesaic.models.weights.files import Stamp
+from moesaic.models.weights.header import Stamp
 from moesaic.native.compile import cache_directory
 
 log = structlog.get_logger()

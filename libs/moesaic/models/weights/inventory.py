@@ -9,8 +9,9 @@ from moesaic.models.configuration.architecture import LatentAttention, ModelConf
 from moesaic.models.configuration.families import FAMILIES
 from moesaic.models.configuration.family import MATRICES, mlp_names
 from moesaic.models.configuration.weight_format import WeightFormat
-from moesaic.models.weights.files import StoredTensor, all_zeros, same_payload
+from moesaic.models.weights.files import all_zeros, same_payload
 from moesaic.models.weights.formats.names import is_unread, stored_names
+from moesaic.models.weights.header import StoredTensor
 from moesaic.models.weights.tensor_names import (
     EMBEDDING,
     FINAL_NORM,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from moesaic.errors import CheckpointError
 from moesaic.kernels.packed_matrix import ROW_DTYPES
-from moesaic.models.weights.files import Stamp, StoredTensor
+from moesaic.models.weights.header import Stamp, StoredTensor
 from moesaic.native.library import computes_on, lib
 from moesaic.telemetry.loading import LoadProgress
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 import torch
 import xxhash
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -21,6 +20,8 @@ from moesaic.errors import CheckpointError
 from moesaic.messages.rung import Rung
 from moesaic.models.configuration.architecture import ModelConfig
 from moesaic.models.weights.experts import ExpertWeights
+from moesaic.models.weights.header import read_header
+from moesaic.models.weights.library import read_tensors
 
 VERSION = 1
 _NAME = re.compile(r"united-way-(\d+)\.safetensors")
@@ -85,13 +86,13 @@ class UnitedExperts:
                 ``config.weights_digest`` says, where that is known.
         """
         try:
-            with safe_open(path, "pt") as file:
-                names, metadata = set(file.keys()), file.metadata() or {}
-            manifest = msgspec.json.decode(metadata.get("moesaic", "{}"), type=UnitedManifest)
-        except (OSError, SafetensorError, msgspec.DecodeError) as error:
+            header = read_header(path)
+            told = header.metadata.get("moesaic", "{}")
+            manifest = msgspec.json.decode(told, type=UnitedManifest)
+        except msgspec.DecodeError as error:
             raise CheckpointError(path.name, f"is no file of united experts: {error}") from error
         united = cls(path, manifest, config)
-        if problem := united._problem(names):
+        if problem := united._problem(set(header.tensors)):
             raise CheckpointError(path.name, problem)
         if config.weights_digest:
             united.require_made_of(config.weights_digest)
@@ -137,11 +138,7 @@ class UnitedExperts:
 
     def _read(self, name: str, shape: tuple[int, int]) -> Tensor:
         file_name = self.path.name
-        try:
-            with safe_open(self.path, "pt") as file:
-                tensor: Tensor = file.get_tensor(name)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(file_name, f"cannot be read: {error}", tensor=name) from error
+        tensor = read_tensors(self.path, [name])[name]
         if tensor.shape != shape:
             problem = f"expected shape {list(shape)}, found {list(tensor.shape)}"
             raise CheckpointError(file_name, problem, tensor=name)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from moesaic.errors import CheckpointError
 from moesaic.models.weights.checkpoint import Checkpoint
-from moesaic.models.weights.files import StoredTensor
+from moesaic.models.weights.header import StoredTensor
 
 CPU = torch.device("cpu")
 
