@@ -4,7 +4,19 @@ Each boundary translates once: ``http_status`` and ``code`` at the gateway, ``gr
 ``moesaic.cluster.rpc.statuses``.
 """
 
+import errno
 from typing import ClassVar
+
+# Errors of reading a file that another try may not have: a file server that is away, no memory, too many open files.
+_PASSING = {
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.ENOMEM,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.EAGAIN,
+    errno.EBUSY,
+}
 
 
 class MoesaicError(Exception):
@@ -33,6 +45,12 @@ class UnusableSettings(InvalidInput):
     """A process can never start with this setting: to start it again is no use."""
 
 
+class InUse(InvalidInput):
+    """What a field names is taken now, such as a port or a disk: another one will do, or a later try."""
+
+    retryable = True
+
+
 class ModelNotFound(MoesaicError):
     """No model of this name is served here."""
 
@@ -54,6 +72,20 @@ class CheckpointError(MoesaicError):
     def __init__(self, file: str, problem: str, *, tensor: str | None = None) -> None:
         self.file, self.tensor, self.problem = file, tensor, problem
         super().__init__(f"{file}: {f'tensor {tensor}: ' if tensor else ''}{problem}")
+
+    @classmethod
+    def unreadable(
+        cls, file: str, error: OSError, *, tensor: str | None = None
+    ) -> "CheckpointError":
+        """Make the error that a file cannot be read."""
+        kind = PassingCheckpointError if error.errno in _PASSING else CheckpointError
+        return kind(file, f"cannot be read: {error.strerror or error}", tensor=tensor)
+
+
+class PassingCheckpointError(CheckpointError):
+    """A model's file cannot be read now, or has been replaced: a process that starts later may read it."""
+
+    retryable = True
 
 
 class Overloaded(MoesaicError):

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import NoReturn
@@ -13,7 +13,7 @@ import torch
 from torch.distributed import Store  # type: ignore[attr-defined]  # torch's list of names lacks it
 
 from moesaic.addresses import host_port
-from moesaic.cluster.lifecycle import EXIT_UNHEALTHY
+from moesaic.cluster.lifecycle import EXIT_UNHEALTHY, EXIT_USAGE, exit_with
 from moesaic.cluster.own_addresses import check_exposure, own_address
 from moesaic.cluster.parents import die_with
 from moesaic.cluster.security.credentials import Credentials, own_credentials
@@ -33,7 +33,7 @@ from moesaic.models.tensor_parallel.meeting import (
 )
 from moesaic.models.weights.served import find_served_model
 from moesaic.native.own_thread import on_own_thread
-from moesaic.services.attention.rank_store import Lose, RemoteStore, serving_store
+from moesaic.services.attention.rank_store import RemoteStore, serving_store
 from moesaic.services.attention.settings import AttentionSettings
 from moesaic.telemetry.logs import configure_logging
 from moesaic.transport.device_memory import device_named
@@ -86,9 +86,9 @@ async def ranks(
     """
     ending = False
 
-    def lose(error: Exception) -> None:
+    def lose(error: Exception, status: int = EXIT_UNHEALTHY) -> None:
         if not ending:  # else ranks leave because they are told to
-            lose_instance(error)
+            _end_at_once(error, status)
 
     meet = _meet_elsewhere if settings.tensor_parallel_address else _meet_here
     async with meet(settings, division, lose) as store:
@@ -107,7 +107,7 @@ async def ranks(
 
 @asynccontextmanager
 async def _meet_here(
-    settings: AttentionSettings, division: Division, lose: Lose
+    settings: AttentionSettings, division: Division, lose: Callable[..., None]
 ) -> AsyncIterator[Store]:
     """Start the other ranks on this machine; leaving waits for their end."""
     stay_on_interface(LOOPBACK)
@@ -127,7 +127,7 @@ async def _meet_here(
 
 @asynccontextmanager
 async def _meet_elsewhere(
-    settings: AttentionSettings, division: Division, lose: Lose
+    settings: AttentionSettings, division: Division, lose: Callable[..., None]
 ) -> AsyncIterator[Store]:
     """Serve the place where ranks that are started one by one meet."""
     name, port = _host_and_port(settings.tensor_parallel_address)
@@ -144,7 +144,15 @@ async def _meet_elsewhere(
 
 
 def follow(settings: AttentionSettings) -> NoReturn:
-    """Be one of the ranks behind the first, to its end."""
+    """Be one of the ranks behind the first, to its end; exits as services do."""
+    try:
+        _follow(settings)
+    except Exception as error:
+        exit_with(error)
+    sys.exit(0)
+
+
+def _follow(settings: AttentionSettings) -> None:
     rank = settings.tensor_parallel_rank
     configure_logging("attention", f"{settings.identity('attention')}.{rank}", settings.log_level)
     device = device_of(settings)
@@ -164,7 +172,6 @@ def follow(settings: AttentionSettings) -> NoReturn:
     if isinstance(store, RemoteStore):
         store.leave()
     group.close()
-    sys.exit(0)
 
 
 def _store_of_the_first(settings: AttentionSettings) -> Store:
@@ -208,10 +215,14 @@ def lose_instance(error: Exception) -> NoReturn:
 
     Its requests go on elsewhere, as those of any worker that is killed.
     """
+    _end_at_once(error, EXIT_UNHEALTHY)
+
+
+def _end_at_once(error: Exception, status: int) -> NoReturn:
     log.error("rank.lost", cause=str(error))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(EXIT_UNHEALTHY)
+    os._exit(status)
 
 
 async def _start(
@@ -237,9 +248,11 @@ async def _start(
     )
 
 
-async def _watch(child: asyncio.subprocess.Process, rank: int, lose: Lose) -> None:
+async def _watch(child: asyncio.subprocess.Process, rank: int, lose: Callable[..., None]) -> None:
     status = await child.wait()
-    lose(RuntimeError(f"rank {rank} has ended with status {status}"))
+    lost = RuntimeError(f"rank {rank} has ended with status {status}")
+    # What no restart of the rank can mend, no restart of the instance can.
+    lose(lost, EXIT_USAGE if status == EXIT_USAGE else EXIT_UNHEALTHY)
 
 
 async def _end(child: asyncio.subprocess.Process) -> None:

@@ -78,6 +78,7 @@ async def serve(settings: EdgeAgentSettings) -> None:
         process.status.weights_address = weights_address
         experts.host = site.host
         process.parts.push_async_callback(experts.close)
+        await process.enter(background(experts.until_damaged(), "checkpoint"))
         worker = limited(site, worker, settings, before_bytes)
         engine = await open_engine(
             worker, site.mode, api.requests.deliver, api.streams.change_blocks

@@ -12,7 +12,7 @@ import structlog
 
 from moesaic.cluster.placements import decode_placement
 from moesaic.cluster.rpc.statuses import errors_as_status
-from moesaic.errors import NotReady
+from moesaic.errors import CheckpointError, NotReady
 from moesaic.experts.host import ExpertHost
 from moesaic.experts.pace import LoadPace
 from moesaic.experts.pull.loader import ExpertPeers
@@ -36,8 +36,23 @@ class ExpertAdmin(expert_pb2_grpc.ExpertServiceServicer):
         self.peers: ExpertPeers | None = None  # none: experts come from the checkpoint alone
         self.reporter: ActivationReporter | None = None
         self._loading = asyncio.Lock()
+        self._damage: CheckpointError | None = None
+        self._damaged = asyncio.Event()
         # Epochs that are being loaded, or wait for it.
         self._paces: dict[LoadPace, int] = {}
+
+    async def until_damaged(self) -> None:
+        """Wait for a fault of the model's files that keeps its cluster from ever serving; raises it.
+
+        All workers have the same bytes, so none can load what this one cannot. Once a placement serves, a fault
+        concerns the next one alone, and the scheduler goes on without that.
+
+        Raises:
+            CheckpointError: names the tensor.
+        """
+        await self._damaged.wait()
+        assert self._damage is not None
+        raise self._damage
 
     async def close(self) -> None:
         """Take no placements any more, and end all loading: it needs the links to peers."""
@@ -88,9 +103,16 @@ class ExpertAdmin(expert_pb2_grpc.ExpertServiceServicer):
             pace = LoadPace(request.load_share or 1.0)
             self._paces[pace] = placement.epoch
             started = time.monotonic()
-            result, pulled = await self._in_turn(
-                lambda: self._prepare(host, placement, serving, pace)
-            )
+            try:
+                result, pulled = await self._in_turn(
+                    lambda: self._prepare(host, placement, serving, pace)
+                )
+            except CheckpointError as error:
+                serves = serving is not None or host.epochs.in_force
+                if not serves and not placement.num_united:  # the scheduler can do without these
+                    self._damage = error
+                    self._damaged.set()
+                raise
             seconds = time.monotonic() - started
             log.info(
                 "placement.prepared",

@@ -69,6 +69,7 @@ async def serve(settings: ExpertSettings) -> None:
         )
         status.weights_address = weights_address
         process.parts.push_async_callback(api.close)
+        await process.enter(background(api.until_damaged(), "checkpoint"))
         found = {
             "data_address": status.data_address,
             "slots_per_layer": _num_slots(settings, config),

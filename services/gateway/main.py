@@ -17,7 +17,7 @@ from moesaic.cluster.lifecycle import run_service, stop_event
 from moesaic.cluster.registry import Fleet, Lease, PlacementView, watch_fleet, watch_placement
 from moesaic.cluster.rpc.server import AdminServer
 from moesaic.cluster.service import Process, introduce, joined, listening
-from moesaic.errors import InvalidInput
+from moesaic.errors import InUse, InvalidInput
 from moesaic.loopback import is_loopback
 from moesaic.models.weights.hub import local_model
 from moesaic.services.gateway.admin import GatewayAdmin
@@ -141,7 +141,7 @@ async def http_server(settings: GatewaySettings, app: ASGIApp) -> AsyncIterator[
     """Answer HTTP for the length of the block; gives the ``host:port`` that is listened on.
 
     Raises:
-        InvalidInput: the port cannot be listened on.
+        InUse: the port cannot be listened on.
     """
     listener = _listen(settings.host, settings.port)
     config = uvicorn.Config(
@@ -185,7 +185,7 @@ def _listen(host: str, port: int) -> socket.socket:
             f"cannot listen on {host}:{port}: {error.strerror or error}; "
             "choose another with --port or --host"
         )
-        raise InvalidInput("port", fix) from error
+        raise InUse("port", fix) from error
     return listener
 
 

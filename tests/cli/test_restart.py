@@ -1,3 +1,5 @@
+import pytest
+
 from moesaic.cli.suite.restart import Again, GiveUp, RestartPolicy
 
 
@@ -39,12 +41,12 @@ def test_a_service_that_is_killed_again_and_again_is_never_given_up() -> None:
     assert all(isinstance(policy.exited(-9, ran_s=0.1), Again) for _ in range(20))
 
 
-def test_settings_that_have_worked_are_tried_again() -> None:
+def test_settings_and_files_that_have_worked_are_tried_again() -> None:
     policy = RestartPolicy()
-    policy.exited(-9, ran_s=31)
 
-    assert isinstance(policy.exited(2, ran_s=3), Again)
+    assert isinstance(policy.exited(2, ran_s=3, worked=True), Again)
 
 
-def test_bad_settings_are_not_tried_again() -> None:
-    assert RestartPolicy().exited(2, ran_s=0.3) == GiveUp("its settings are wrong")
+@pytest.mark.parametrize("ran_s", [0.3, 29, 31, 7200])
+def test_what_no_restart_can_help_is_not_tried_again_however_long_it_took(ran_s: float) -> None:
+    assert RestartPolicy().exited(2, ran_s) == GiveUp("no restart can help")

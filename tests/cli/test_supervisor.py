@@ -83,7 +83,7 @@ async def test_a_service_that_cannot_start_stops_the_suite_with_its_last_words(
 async def test_bad_settings_stop_the_suite_at_once(tmp_path: Path) -> None:
     kept = supervisor(tmp_path, {"gateway": "raise SystemExit(2)"})
 
-    with pytest.raises(ServiceFailed, match="its settings are wrong"):
+    with pytest.raises(ServiceFailed, match="no restart can help"):
         await kept.run(os.environ, asyncio.Event())
 
     assert kept.processes[0].restarts == 0

@@ -9,7 +9,9 @@ import pytest
 PRELUDE = """
 import asyncio, sys
 from moesaic.cluster.lifecycle import run_service, stop_event
-from moesaic.errors import InvalidInput, NotReady, PeerLost, UnusableSettings
+from moesaic.errors import (
+    CheckpointError, InUse, InvalidInput, MoesaicError, NotReady, PassingCheckpointError, PeerLost, UnusableSettings
+)
 
 def say(text):
     print(text, flush=True)
@@ -102,10 +104,19 @@ def test_a_signal_while_the_service_starts_cuts_the_start_short(tmp_path):
 @pytest.mark.parametrize(
     ("error", "status", "text"),
     [
-        ("InvalidInput('admin_port', 'is taken')", 1, "error: admin_port: is taken\n"),
+        ("InUse('admin_port', 'is taken')", 3, "error: admin_port: is taken\n"),
+        ("InvalidInput('tls', 'is no certificate')", 2, "error: tls: is no certificate\n"),
+        ("CheckpointError('f', 'is cut', tensor='w')", 2, "error: f: tensor w: is cut\n"),
+        ("PassingCheckpointError('f', 'has changed')", 3, "error: f: has changed\n"),
+        ("MoesaicError('is lost')", 1, "error: is lost\n"),
         ("UnusableSettings('memory_bytes', 'is too low')", 2, "error: memory_bytes: is too low\n"),
         ("NotReady('redis is not there')", 3, "error: redis is not there\n"),
         ("ExceptionGroup('', [PeerLost('e', 'reset')])", 3, "error: e: reset\n"),
+        (
+            "ExceptionGroup('', [PeerLost('e', 'reset'), CheckpointError('f', 'is cut')])",
+            2,
+            "error: f: is cut\n",
+        ),
     ],
 )
 def test_an_error_at_the_start_is_one_line(error, status, text, tmp_path):

@@ -13,7 +13,7 @@ from typing import Any, Literal, NoReturn
 
 import structlog
 
-from moesaic.errors import MoesaicError, UnusableSettings
+from moesaic.errors import CheckpointError, InvalidInput, MoesaicError
 
 log = structlog.get_logger()
 
@@ -76,13 +76,7 @@ def run_service(
     serve: Coroutine[Any, Any, None],
     make_loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> NoReturn:
-    """Run a service to its end, in asyncio's own event loop or another, and exit: 0, or after one line on standard
-    error 1, 2 or 3.
-
-    Status 2 says that a setting has to be corrected first. Status 3 says that something the service needs
-    cannot be reached, and a later try may help. An error that is not ours is a bug: its traceback goes to
-    standard error.
-    """
+    """Run a service to its end, in asyncio's own event loop or another, and exit: 0, or as ``exit_with`` says."""
     raise_file_limit()
     gc.freeze()  # what was imported stays: to look through it for garbage would stop the process for 0.1 s now and then
     gc.enable()
@@ -92,16 +86,34 @@ def run_service(
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except Exception as error:
-        causes = list(_leaves(error))
-        ours = [cause for cause in causes if isinstance(cause, MoesaicError)]
-        if len(ours) < len(causes):
-            traceback.print_exception(error)
-            sys.exit(EXIT_ERROR)
-        print(f"error: {ours[0]}", file=sys.stderr)
-        if isinstance(ours[0], UnusableSettings):
-            sys.exit(EXIT_USAGE)
-        sys.exit(EXIT_UNHEALTHY if ours[0].retryable else EXIT_ERROR)
+        exit_with(error)
     sys.exit(0)
+
+
+def exit_with(error: Exception) -> NoReturn:
+    """End this process by an error of its start or of its parts, after one line on standard error.
+
+    | status | means |
+    |---|---|
+    | 1 | something else; an error that is not ours is a bug, and has its traceback on standard error |
+    | 2 | a setting or a file of the model has to be corrected first: no restart can help |
+    | 3 | something that this process needs cannot be had now: a later start may help |
+    """
+    causes = list(_leaves(error))
+    ours = [cause for cause in causes if isinstance(cause, MoesaicError)]
+    if len(ours) < len(causes):
+        traceback.print_exception(error)
+        sys.exit(EXIT_ERROR)
+    cause = next(filter(_lasts, ours), ours[0])
+    print(f"error: {cause}", file=sys.stderr)
+    if _lasts(cause):
+        sys.exit(EXIT_USAGE)
+    sys.exit(EXIT_UNHEALTHY if cause.retryable else EXIT_ERROR)
+
+
+def _lasts(cause: MoesaicError) -> bool:
+    """True for a fault that time does not mend."""
+    return isinstance(cause, InvalidInput | CheckpointError) and not cause.retryable
 
 
 def raise_file_limit() -> None:

@@ -197,7 +197,8 @@ async def listening(
         stop: entered before: it ends the start of these parts too.
 
     Raises:
-        InvalidInput: an address cannot be listened on, or a certificate cannot be read.
+        InUse: an address cannot be listened on.
+        InvalidInput: a certificate cannot be read.
     """
     worker_id = identity.worker_id
     async with (
@@ -215,7 +216,8 @@ async def joined(process: ListeningProcess[Settings]) -> AsyncIterator[Process[S
     """Show metrics, and have a place in the cluster for the length of the block; waits for Redis.
 
     Raises:
-        InvalidInput: the metrics' address cannot be listened on, or the URL of Redis is wrong.
+        InUse: the metrics' address cannot be listened on.
+        InvalidInput: the URL of Redis is wrong.
     """
     settings, status = process.settings, process.status
     place = settings.control

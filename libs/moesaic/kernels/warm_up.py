@@ -11,7 +11,7 @@ from itertools import takewhile
 
 import torch
 
-from moesaic.errors import InvalidInput
+from moesaic.errors import InUse
 
 WARMING = "warming kernels"  # what a worker waits for meanwhile, for people
 
@@ -27,7 +27,7 @@ def warming(device: torch.device, setting: str, value: int) -> Iterator[None]:
     """Run the block without gradients, and wait at its end for what it has started on ``device``.
 
     Raises:
-        InvalidInput: the device has too little memory for ``value`` rows; ``setting`` is to be lowered.
+        InUse: the device has too little memory for ``value`` rows; ``setting`` is to be lowered.
     """
     try:
         with torch.inference_mode():
@@ -38,7 +38,7 @@ def warming(device: torch.device, setting: str, value: int) -> Iterator[None]:
         fix = (
             f"got {value}, and a step of so many rows does not fit the memory of {device}: lower it"
         )
-        raise InvalidInput(setting, f"{fix} ({_first_line(error)})") from error
+        raise InUse(setting, f"{fix} ({_first_line(error)})") from error
 
 
 def _first_line(error: Exception) -> str:

@@ -8,7 +8,7 @@ from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from prometheus_client.samples import Sample
 
 from moesaic.addresses import host_port
-from moesaic.errors import InvalidInput
+from moesaic.errors import InUse
 from moesaic.telemetry.scrapes import ScrapeLimits, serve_scrapes
 
 Metric = TypeVar("Metric", Counter, Gauge, Histogram)
@@ -32,14 +32,14 @@ def serve_metrics(host: str, port: int, limits: ScrapeLimits | None = None) -> s
         The address, ``host:port``; a free port if ``port`` is 0.
 
     Raises:
-        InvalidInput: the address cannot be listened on.
+        InUse: the address cannot be listened on.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listening = socket.create_server((host, port), family=family)
     except (OSError, UnicodeError) as error:
         cause = getattr(error, "strerror", None) or str(error)
-        raise InvalidInput(
+        raise InUse(
             "metrics_port",
             f"cannot listen on {host_port(host, port)}: {cause}; "
             "choose another with --metrics-port or --host",

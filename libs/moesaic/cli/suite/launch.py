@@ -25,7 +25,7 @@ from moesaic.cli.suite.log_tail import show_warnings
 from moesaic.cli.suite.prepare import prepared
 from moesaic.cli.suite.processes import Service, SuiteOptions, name_of, services_of, url_of
 from moesaic.cli.suite.redis_keeper import OwnRedis, own_redis
-from moesaic.cli.suite.restart import STATUS_BAD_SETTINGS
+from moesaic.cli.suite.restart import STATUS_LASTING
 from moesaic.cli.suite.supervisor import ServiceFailed, Supervisor
 from moesaic.cli.terminal.console import say_at_time
 from moesaic.cli.terminal.outcome import CommandError, Exit
@@ -147,14 +147,13 @@ class _Suite:
             await asyncio.wait({running, ready}, return_when=asyncio.FIRST_COMPLETED)
             if ready.done() and not self._stop.is_set():
                 ready.result()
+                self._supervisor.worked()
                 self._enter("ready")
                 on_ready(self._state)
             await running
         except ServiceFailed as error:
-            bad_settings = error.status == STATUS_BAD_SETTINGS
-            raise CommandError(
-                str(error), Exit.USAGE if bad_settings else Exit.UNHEALTHY
-            ) from error
+            lasting = error.status == STATUS_LASTING
+            raise CommandError(str(error), Exit.USAGE if lasting else Exit.UNHEALTHY) from error
         finally:
             self._stop.set()
             self._enter("stopping")

@@ -7,7 +7,9 @@ LONGEST_DELAY_S = 30.0
 HEALTHY_AFTER_S = 60.0  # a run this long makes the next delay short again
 EARLY_S = 30.0  # an earlier exit is a failed start; a busy machine takes long to fail
 STARTS_TO_FAIL = 3
-STATUS_BAD_SETTINGS = 2  # no restart can help, unless they have worked before
+STATUS_LASTING = (
+    2  # a setting or a file is wrong: no restart can help, unless they have worked before
+)
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class RestartPolicy:
 
     Delays double from 1 s to 30 s, and begin anew after a run of a minute. A service that fails within
     30 s of each of its first three starts is given up; one that has run longer is always restarted.
+    One whose settings or files are wrong is given up at once, unless the suite has worked with them.
     """
 
     def __init__(self) -> None:
@@ -36,11 +39,14 @@ class RestartPolicy:
         self._failed_starts = 0
         self._has_run = False
 
-    def exited(self, status: int, ran_s: float) -> Again | GiveUp:
-        """Decide after an exit with ``status`` (negative: a signal), ``ran_s`` after the start."""
+    def exited(self, status: int, ran_s: float, *, worked: bool = False) -> Again | GiveUp:
+        """Decide after an exit with ``status`` (negative: a signal), ``ran_s`` after the start.
+
+        ``worked`` says that the suite has been ready: then its settings and files were sound.
+        """
         self._has_run = self._has_run or ran_s >= EARLY_S
-        if status == STATUS_BAD_SETTINGS and not self._has_run:
-            return GiveUp("its settings are wrong")
+        if status == STATUS_LASTING and not worked:
+            return GiveUp("no restart can help")
         if not self._has_run and status > 0:  # one that was killed did not fail by itself
             self._failed_starts += 1
             if self._failed_starts >= STARTS_TO_FAIL:

@@ -70,6 +70,7 @@ class Supervisor:
         command: Callable[[Service, int, int], list[str]] = command_of,
     ) -> None:
         self._announce, self._changed, self._command = announce, changed, command
+        self._worked = False
         self._kept = []
         for service in services:
             log = str(log_directory / f"{service.name}.log")
@@ -80,6 +81,10 @@ class Supervisor:
     def processes(self) -> list[ProcessState]:
         """The present state of every service."""
         return [kept.shown for kept in self._kept]
+
+    def worked(self) -> None:
+        """Take note that all services together have worked: what they were given is sound."""
+        self._worked = True
 
     async def run(self, environment: Mapping[str, str], stop: asyncio.Event) -> None:
         """Keep all services running until ``stop`` is set, then stop them in order.
@@ -121,7 +126,7 @@ class Supervisor:
             ran_s = child.ran_s
             kept.shown.pid = 0
             self._changed()
-            verdict = kept.policy.exited(status, ran_s)
+            verdict = kept.policy.exited(status, ran_s, worked=self._worked)
             if isinstance(verdict, GiveUp):
                 raise ServiceFailed(name, status, verdict.reason, log, last_lines(log))
             again = f"starts again in {verdict.delay_s:g} s"

@@ -18,7 +18,7 @@ from moesaic.cluster.rpc.authentication import Authenticating
 from moesaic.cluster.rpc.channels import SERVER_OPTIONS
 from moesaic.cluster.security.credentials import Credentials, using
 from moesaic.cluster.security.tls import Tls
-from moesaic.errors import InvalidInput
+from moesaic.errors import InUse
 from moesaic.settings import ServiceSettings
 from moesaic.v1 import admin_pb2_grpc
 
@@ -79,7 +79,8 @@ async def admin_server(
     each end demands one of the other.
 
     Raises:
-        InvalidInput: the port cannot be listened on, or a certificate cannot be read.
+        InUse: the port cannot be listened on.
+        InvalidInput: a certificate cannot be read.
     """
     with using(Credentials.of(settings)) as credentials:
         served = _serve(settings, role, worker_id, generation, register, stop, credentials)
@@ -120,7 +121,7 @@ async def _serve(
     try:
         port = listen(server, place.host, settings.admin_port, credentials.tls)
     except RuntimeError as error:
-        raise InvalidInput(
+        raise InUse(
             "admin_port",
             f"cannot listen on {host_port(place.host, settings.admin_port)}: the port is in use or the "
             "address is not of this host; choose another with --admin-port or --control-host",

@@ -13,7 +13,7 @@ import structlog
 import torch
 from torch import Tensor
 
-from moesaic.errors import InvalidInput
+from moesaic.errors import InUse
 from moesaic.experts.packed import PackedExperts
 from moesaic.experts.pieces import digests_of, num_pieces, pieces_of
 from moesaic.experts.pull.ranges import HeldShare
@@ -74,7 +74,7 @@ def shard_file(directory: Path, share: HeldShare, source: PackedExperts, digest:
         The path of the file.
 
     Raises:
-        InvalidInput: the directory cannot be written, or has too little room.
+        InUse: the directory cannot be written, or has too little room.
         CheckpointError: see ``PackedExperts.pack``.
     """
     identity = f"{digest}|{source.layout.name}|{share.layers}|{share.share}"
@@ -98,7 +98,7 @@ def shard_file(directory: Path, share: HeldShare, source: PackedExperts, digest:
                 Path(file.name).unlink(missing_ok=True)
                 raise
     except OSError as error:
-        raise InvalidInput(
+        raise InUse(
             "offload_dir", f"cannot keep {share.nbytes} bytes in {directory}: {error}"
         ) from error
     return path

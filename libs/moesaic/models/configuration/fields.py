@@ -18,8 +18,10 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         raw = path.read_bytes()
+    except FileNotFoundError as error:
+        raise CheckpointError(str(path), "no such file") from error
     except OSError as error:
-        raise CheckpointError(str(path), "no such file, or it cannot be read") from error
+        raise CheckpointError.unreadable(str(path), error) from error
     return parse_object(raw, path.name)
 
 
@@ -32,7 +34,7 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise CheckpointError(path.name, f"cannot be read: {error.strerror}") from error
+        raise CheckpointError.unreadable(path.name, error) from error
     except UnicodeDecodeError as error:
         raise CheckpointError(path.name, f"is not UTF-8: {error}") from error
 

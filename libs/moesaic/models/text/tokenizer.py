@@ -76,7 +76,7 @@ class Tokenizer:
         try:
             raw = path.read_bytes()
         except OSError as error:
-            raise CheckpointError(path.name, f"cannot be read: {error.strerror}") from error
+            raise CheckpointError.unreadable(path.name, error) from error
         parse_object(raw, path.name)  # the library takes the last of two tokens of one text
         try:
             tokenizer = tokenizers.Tokenizer.from_buffer(raw)

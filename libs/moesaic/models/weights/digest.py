@@ -20,7 +20,7 @@ from pathlib import Path
 import structlog
 import xxhash
 
-from moesaic.errors import CheckpointError, NotReady
+from moesaic.errors import CheckpointError, NotReady, PassingCheckpointError
 from moesaic.models.weights.header import Stamp
 from moesaic.native.compile import cache_directory
 
@@ -78,9 +78,9 @@ def weights_digest(
         try:
             digest = remembered_digest(path, home, wanted)
             if Stamp.of(path.stat()) != files[path]:
-                raise CheckpointError(path.name, "has changed while it was read")
+                raise PassingCheckpointError(path.name, "has changed while it was read")
         except OSError as error:
-            raise CheckpointError(path.name, f"cannot be read: {error}") from error
+            raise CheckpointError.unreadable(path.name, error) from error
         whole.update(f"{path.name} {files[path].size} {digest}\n".encode())
     return whole.hexdigest()
 

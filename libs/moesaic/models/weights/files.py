@@ -60,7 +60,7 @@ def same_payload(one: StoredTensor, other: StoredTensor) -> bool:
                 if mine.read(length) != theirs.read(length):
                     return False
     except OSError as error:
-        raise CheckpointError(one.file.name, f"cannot be read: {error}") from error
+        raise CheckpointError.unreadable(one.file.name, error) from error
     return True
 
 
@@ -75,7 +75,7 @@ def all_zeros(tensor: StoredTensor) -> bool:
             file.seek(tensor.start)
             return not file.read(tensor.nbytes).strip(b"\0")
     except OSError as error:
-        raise CheckpointError(tensor.file.name, f"cannot be read: {error}") from error
+        raise CheckpointError.unreadable(tensor.file.name, error) from error
 
 
 def _single_file(directory: Path) -> Path:

@@ -84,7 +84,7 @@ def read_header(path: Path) -> Header:
                 )
             raw = file.read(length)
     except OSError as error:
-        raise CheckpointError(path.name, f"cannot be read: {error.strerror}") from error
+        raise CheckpointError.unreadable(path.name, error) from error
     if not raw.startswith(b"{"):
         raise CheckpointError(path.name, "its header: expected a JSON object, which begins with {")
     entries = parse_object(raw, path.name, "its header: ")

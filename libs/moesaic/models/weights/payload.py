@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from moesaic.errors import CheckpointError
+from moesaic.errors import CheckpointError, PassingCheckpointError
 from moesaic.kernels.packed_matrix import ROW_DTYPES
 from moesaic.models.weights.header import Stamp, StoredTensor
 from moesaic.native.library import computes_on, lib
@@ -69,12 +69,12 @@ def _opened(name: str, stored: StoredTensor) -> Iterator[int]:
                 raise _changed(name, stored)
             yield file.fileno()
     except OSError as error:
-        raise CheckpointError(stored.file.name, f"cannot be read: {error}", tensor=name) from error
+        raise CheckpointError.unreadable(stored.file.name, error, tensor=name) from error
 
 
 def _changed(name: str, stored: StoredTensor) -> CheckpointError:
     fix = "has changed while in use: start this process anew"
-    return CheckpointError(stored.file.name, fix, tensor=name)
+    return PassingCheckpointError(stored.file.name, fix, tensor=name)
 
 
 def _read(descriptor: int, name: str, stored: StoredTensor, start: int, piece: Tensor) -> None:
