@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from moesaic.addresses import public_url
+from moesaic.loopback import plain_host
 from moesaic.services.attention.settings import AttentionSettings
 from moesaic.services.expert.settings import ExpertSettings
 from moesaic.settings import ModelSettings, ServiceSettings, redacted
@@ -87,6 +88,19 @@ def test_rest_may_listen_everywhere_if_grpc_has_an_address():
 )
 def test_a_host_that_cannot_work_is_refused_by_its_name(capsys, cls, flags, named):
     assert re.match(named, refusal(capsys, cls, *flags.split()))
+
+
+@pytest.mark.parametrize("host", ["[::1]", "127.1", "localhost.", "::ffff:127.0.0.1", "[fd00::2]"])
+def test_a_host_is_spelled_as_sockets_take_it(host):
+    flags = ["--model", "m", "--advertise-host", host]
+    flags += [
+        part for flag in ("host", "control-host", "data-host") for part in (f"--{flag}", host)
+    ]
+
+    settings = load_settings(ModelSettings, flags)
+
+    places = (settings.host, settings.control_host, settings.data_host, settings.advertise_host)
+    assert set(places) == {plain_host(host)}
 
 
 def test_a_worker_id_can_hold_the_name_of_the_machine():

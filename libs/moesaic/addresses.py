@@ -13,6 +13,8 @@ import struct
 from array import array
 from pathlib import Path
 
+from moesaic.loopback import is_loopback, read_address
+
 _SIOCGIFCONF = 0x8912  # lists the IPv4 addresses of all interfaces
 _IFREQ = struct.Struct("16s2xH4s16x")  # interface, its address: port, address, padding
 _MAX_ADDRESSES = 4096
@@ -40,7 +42,8 @@ def is_address(host: str) -> bool:
 
 def is_everywhere(host: str) -> bool:
     """True for ``0.0.0.0`` and ``::``: all addresses of this machine, and none to dial."""
-    return is_address(host) and ipaddress.ip_address(host).is_unspecified
+    address = read_address(host)
+    return address is not None and address.is_unspecified
 
 
 def is_name(host: str) -> bool:
@@ -101,4 +104,4 @@ def _ipv6_interfaces() -> dict[bytes, str]:
 
 def _rank(address: str) -> tuple[bool, int, int]:
     parsed = ipaddress.ip_address(address)
-    return parsed.is_loopback, parsed.version, int(parsed)
+    return is_loopback(address), parsed.version, int(parsed)

@@ -38,14 +38,13 @@ def is_loopback(host: str) -> bool:
 
 
 def plain_host(host: str) -> str:
-    """Spell ``host`` as sockets take it: IPv6 without brackets, and loopback in its usual form."""
-    if not is_loopback(host):
-        bracketed = host.startswith("[") and read_address(host) is not None
-        return host[1:-1] if bracketed else host
+    """Spell ``host`` as sockets take it: IPv6 without brackets, loopback and "everywhere" in their usual form."""
     address = read_address(host)
     if address is None:
-        return host.lower().removesuffix(".")
-    return str(ipaddress.ip_address(address.packed))  # without a scope
+        return host.lower().removesuffix(".") if is_loopback(host) else host
+    if address.is_loopback or address.is_unspecified:
+        return str(ipaddress.ip_address(address.packed))  # without a scope
+    return host.removeprefix("[").removesuffix("]")
 
 
 def _short_ipv4(host: str) -> ipaddress.IPv4Address | None:

@@ -27,6 +27,7 @@ from pydantic_settings import (
 )
 
 from moesaic.addresses import host_port, is_address, is_everywhere, is_name, public_url
+from moesaic.loopback import plain_host
 from moesaic.messages.registry import Weights
 from moesaic.model_names import name_of_model
 from moesaic.usage.reading import secrets_directory
@@ -183,9 +184,15 @@ class ServiceSettings(BaseSettings):
             return worker_id
         return worker_id.replace("{host}", socket.gethostname())
 
+    @field_validator("advertise_host")
+    @classmethod
+    def _is_dialled_plainly(cls, host: str) -> str:
+        return plain_host(host)
+
     @field_validator("host", "control_host", "data_host", check_fields=False)
     @classmethod
     def _is_address_or_name(cls, host: str) -> str:
+        host = plain_host(host)
         if host and not (is_address(host) or is_name(host)):
             raise ValueError("must be an IP address or a host name, without a port")
         return host

@@ -12,7 +12,7 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
-from moesaic.addresses import host_port
+from moesaic.addresses import host_port, is_address
 from moesaic.cluster.lifecycle import run_service, stop_event
 from moesaic.cluster.registry import Fleet, Lease, PlacementView, watch_fleet, watch_placement
 from moesaic.cluster.rpc.server import AdminServer
@@ -44,7 +44,8 @@ KEEP_CONNECTION_S = (
 async def serve(settings: GatewaySettings) -> None:
     """Serve until SIGTERM or SIGINT. The parts start top down and stop bottom up, errors or not."""
     identity = introduce(settings, "gateway")
-    _check_exposure(settings)
+    if is_address(settings.host):  # of a name it is known later which address it stands for
+        _check_exposure(settings)
     directory = await asyncio.to_thread(local_model, settings.model, weights=False)
     parsers = settings.tool_call_parser, settings.reasoning_parser
     opening = partial(Language, directory, *parsers, max_model_len=settings.max_model_len)
@@ -56,6 +57,7 @@ async def serve(settings: GatewaySettings) -> None:
     )
     with closing(gateway.language):
         async with stop_event() as stop, listening(settings, identity, register, stop) as listener:
+            _check_exposure(listener.settings)
             listener.status.model = gateway.model_name
             app = make_app(gateway)
             async with http_server(listener.settings, app) as address, joined(listener) as process:

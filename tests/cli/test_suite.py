@@ -92,6 +92,7 @@ def test_threads_wait_passively_where_processes_outnumber_cores() -> None:
     [
         ("127.0.0.1", "http://127.0.0.1:8000"),
         ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::", "http://127.0.0.1:8000"),
         ("::1", "http://[::1]:8000"),
     ],
 )

@@ -17,6 +17,7 @@ from moesaic.cli.machine.links.link import read_link
 from moesaic.cli.suite.processes import DEFAULT_AGENTS, DEFAULT_EXPERT_WORKERS
 from moesaic.cli.terminal.console import print_json, say
 from moesaic.cli.terminal.options import DevicesOption, JsonOption, MemoryFractionOption
+from moesaic.loopback import plain_host
 
 if TYPE_CHECKING:
     from moesaic.cli.machine.state import SuiteState
@@ -228,6 +229,7 @@ def up(
     settings = service_flags([*given, *context.args], own, topology)
     agents = agents or DEFAULT_AGENTS
     wants_key = bool(checked_api_key(api_key) or api_keys_file)
+    host = plain_host(host)
     check_exposure(host, wants_key, no_auth)
     options = SuiteOptions(
         topology=topology,

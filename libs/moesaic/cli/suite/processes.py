@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from moesaic.addresses import host_port
+from moesaic.addresses import host_port, is_everywhere
 from moesaic.cli.machine.links.cables import Cable, CableNetwork
 from moesaic.cli.machine.links.link import LinkShape
 from moesaic.cli.machine.links.network import forwarding_command
@@ -231,4 +231,4 @@ def url_of(options: SuiteOptions) -> str:
 
 
 def _reachable(host: str) -> str:
-    return LOOPBACK if host in ("0.0.0.0", "::") else host
+    return LOOPBACK if is_everywhere(host) else host

@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from moesaic.addresses import host_port, is_address, is_everywhere, own_addresses_of
 from moesaic.cluster.security.tls import read_tls
+from moesaic.loopback import plain_host
 from moesaic.usage.variables import told
 
 DEADLINE_S = 2.0
@@ -47,7 +48,7 @@ def _target(arguments: list[str], environment: Mapping[str, str]) -> str:
     port = environment.get("MOESAIC_ADMIN_PORT") or "0"
     if not port.isdecimal() or not int(port):
         raise ValueError(f"MOESAIC_ADMIN_PORT must be the gRPC port of the service, got {port!r}")
-    return host_port(_dialled(host or "127.0.0.1"), int(port))
+    return host_port(_dialled(plain_host(host or "127.0.0.1")), int(port))
 
 
 def _dialled(host: str) -> str:
