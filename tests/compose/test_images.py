@@ -11,6 +11,7 @@ from moesaic.cluster.security.credentials import Credentials
 from moesaic.v1 import admin_pb2, admin_pb2_grpc
 from tests.calls import Proof
 from tests.compose.containers import docker
+from tests.deploy.images import importable
 from tests.suites import ROOT
 from tests.waiting import HANG_S, eventually
 
@@ -94,6 +95,13 @@ def test_an_image_has_neither_code_nor_packages_of_the_others(service: str) -> N
         docker(*run, "-c", script, f"moesaic.services.{service}")
         == f"['moesaic.services.{service}']\n"
     )
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_an_image_imports_all_that_its_service_can(service: str) -> None:
+    script = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"
+    run = ("run", "--rm", "--network", "none", "--entrypoint", "python", image(service))
+    docker(*run, "-c", script, *importable(service))
 
 
 @pytest.mark.parametrize("service", SERVICES)
