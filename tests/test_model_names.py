@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from moesaic.model_names import Repository, name_of_model, repository_of
+from moesaic.model_names import Repository, demo_model, name_of_model, repository_of
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,9 @@ def test_repositories_are_read(text: str, name: str, revision: str) -> None:
         "-a/b",
         "a/b ",
         "~/b",
+        "models/demo",
+        "models/demo@main",
+        "Models/demo",
     ],
 )
 def test_paths_are_no_repositories(text: str) -> None:
@@ -49,6 +52,26 @@ def test_a_directory_that_is_there_wins(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "acme" / "tiny").mkdir(parents=True)
     assert repository_of("acme/tiny") is None
     assert name_of_model("acme/tiny") == "tiny"
+
+
+def test_a_path_below_a_directory_that_is_there_is_no_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+
+    assert repository_of("checkpoints/tinny") is None
+    assert repository_of("checkpoints/tinny@main") == Repository("checkpoints/tinny", "main")
+
+
+def test_the_demo_is_found_here_or_beside_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert demo_model() == Path(__file__).parents[1] / "models" / "demo"
+
+    (tmp_path / "models" / "demo").mkdir(parents=True)
+    assert demo_model() == Path("models/demo")
 
 
 def test_a_directory_of_the_hubs_cache_has_the_repositorys_name(tmp_path: Path) -> None:

@@ -4,12 +4,17 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+import moesaic
+
 # As the hub has them: two parts of letters, digits, ".", "_" and "-", none of which begins or ends with "." or "-".
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
 _REPOSITORY = re.compile(rf"({_PART}/{_PART})(?:@([A-Za-z0-9_][A-Za-z0-9._/-]*))?")
 # The hub's cache keeps a repository of models in such a directory, and each commit of it in one below.
 _CACHED = re.compile(r"models--(.+?)--(.+)")
 _SNAPSHOTS = "snapshots"
+# Models of a clone are below this directory. Elsewhere their paths must not become names that anybody may register.
+_OF_CLONES = "models"
+_DEMO = Path(_OF_CLONES, "demo")
 
 
 class Repository(NamedTuple):
@@ -26,12 +31,22 @@ def repository_of(model: str) -> Repository | None:
     """Read ``owner/name`` or ``owner/name@revision``.
 
     Returns:
-        None for everything else, and for a directory that is there: it wins.
+        None for everything else, and for paths: of a directory that is there, below ``models``, and, without a
+        revision, below any directory that is there, as it may be a slip of the pen.
     """
     found = _REPOSITORY.fullmatch(model)
     if found is None or "--" in found[1] or ".." in found[1] or Path(model).is_dir():
         return None
-    return Repository(found[1], found[2] or "")
+    owner, revision = found[1].partition("/")[0], found[2] or ""
+    if owner.lower() == _OF_CLONES or (not revision and Path(owner).is_dir()):
+        return None
+    return Repository(found[1], revision)
+
+
+def demo_model() -> Path | None:
+    """Find the demo model on this machine: in the present directory, or beside the package in its clone."""
+    clone = Path(moesaic.__file__).resolve().parents[2]
+    return next((path for path in (_DEMO, clone / _DEMO) if path.is_dir()), None)
 
 
 def name_of_model(model: str) -> str:

@@ -1,13 +1,16 @@
 """``--model owner/name``: the real command with a real server that speaks the hub's API."""
 
+import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from moesaic.cli.machine.state import SuiteState
+from tests.cli.conftest import LIBRARY, environment
 from tests.hub_server import Hub, HubRepository, commit_of, hub_server
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -58,6 +61,41 @@ def test_an_unknown_model_is_wrong_use(run: Run, house: Path, hub: Hub) -> None:
         "moesaic: --model: acme/unknown: there is neither such a directory"
     )
     assert refused.stderr.count("\n") == 1
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """A directory with the package as a wheel installs it, without the rest of its clone."""
+    leave = shutil.ignore_patterns("__pycache__", "built")
+    shutil.copytree(LIBRARY, tmp_path / "site" / "moesaic", ignore=leave)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (("up",), 2, "moesaic: --model: the demo model is in clones of Moesaic alone"),
+        (("up", "--model", "models/demo"), 2, "moesaic: --model models/demo: no such directory"),
+        (("plan", "--model", "models/demo"), 2, "moesaic: --model models/demo: no such directory"),
+        (("doctor",), None, "give a model directory, or a repository"),
+    ],
+)
+def test_the_name_of_the_demo_is_never_asked_of_a_hub(
+    outside: Path, arguments: tuple[str, ...], status: int | None, says: str
+) -> None:
+    with hub_server(models__demo=HubRepository({"config.json": b"{}"})) as hub:
+        found = hub.variables(outside / "cache") | {"PYTHONPATH": str(outside / "site")}
+        done = subprocess.run(
+            [sys.executable, "-m", "moesaic.cli", *arguments],
+            cwd=outside,
+            env=environment(**found),
+            capture_output=True,
+            text=True,
+        )
+
+    assert hub.requests == []
+    assert says in " ".join((done.stdout + done.stderr).split())
+    assert status in (None, done.returncode)  # what else doctor finds depends on the machine
 
 
 def test_ctrl_c_ends_a_download_and_leaves_no_half_files(

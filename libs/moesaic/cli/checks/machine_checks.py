@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from moesaic.cli.checks.listeners import UNKNOWN, Listener, listeners_of
-from moesaic.cli.checks.model_names import found_model
+from moesaic.cli.checks.model_names import found_model, given_model
 from moesaic.cli.checks.preflight import check_config, check_model, check_redis
 from moesaic.cli.machine.facts import installed_version
 from moesaic.cli.machine.ports import check_port
@@ -116,7 +116,7 @@ def _package_of(requirement: str) -> str:
     from packaging.requirements import Requirement
 
     parsed = Requirement(requirement)
-    extras = ("", "gateway", "scheduler", "attention", "cli")
+    extras = ("", "gateway", "scheduler", "placement", "attention", "structured", "cli")
     wanted = parsed.marker is None or any(parsed.marker.evaluate({"extra": e}) for e in extras)
     return parsed.name if wanted and parsed.name != "moesaic" else ""
 
@@ -252,6 +252,10 @@ def check_locked_memory() -> Finding:
 
 def check_model_directory(model: str) -> Finding:
     """Check that the model can be served and has a tokenizer."""
+    try:
+        model = given_model(model)
+    except CommandError as error:
+        return Finding("model", "warn", "none was named", str(error))
     try:
         directory = found_model(
             model, weights=False

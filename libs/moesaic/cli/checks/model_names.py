@@ -8,12 +8,28 @@ from typing import TYPE_CHECKING
 
 from moesaic.cli.terminal.console import say
 from moesaic.cli.terminal.outcome import CommandError, Exit
-from moesaic.model_names import repository_of
+from moesaic.model_names import demo_model, repository_of
 
 if TYPE_CHECKING:
     from moesaic.models.weights.hub import OnBytes
 
 CLEAN_UP_S = 3.0
+
+
+def given_model(model: str) -> str:
+    """Give the model that a command was asked for, or else the demo's directory; never asks a network.
+
+    Raises:
+        CommandError: none was asked for, and there is no demo model on this machine.
+    """
+    demo = None if model else demo_model()
+    if not model and demo is None:
+        raise CommandError(
+            "--model: the demo model is in clones of Moesaic alone, and this is none; give a model directory, or a "
+            "repository of the Hugging Face hub as owner/name",
+            Exit.USAGE,
+        )
+    return model or str(demo)
 
 
 def found_model(model: str, *, weights: bool = True) -> str:

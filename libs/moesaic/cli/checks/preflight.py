@@ -25,7 +25,8 @@ def check_config(model: str) -> "ModelConfig":
     if not Path(model).is_dir():
         raise CommandError(
             f"--model {model}: no such directory; give one with config.json, tokenizer.json and "
-            "safetensors files, or a repository of the Hugging Face hub as owner/name",
+            "safetensors files, or a repository of the Hugging Face hub as owner/name (as "
+            "owner/name@revision where a directory is named like the owner)",
             Exit.USAGE,
         )
     try:

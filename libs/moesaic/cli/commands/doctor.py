@@ -10,7 +10,9 @@ from moesaic.cli.terminal.outcome import Exit
 
 
 def doctor(
-    model: Annotated[str, typer.Option(help="Model directory to check.")] = "models/demo",
+    model: Annotated[
+        str, typer.Option(help="Model directory to check (default: the demo model of a clone).")
+    ] = "",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the gateway.")] = 8000,
     as_json: JsonOption = False,
 ) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from moesaic.cli.checks.exposure import check_exposure, checked_keys_file
+from moesaic.cli.checks.model_names import given_model
 from moesaic.cli.checks.sizes import read_memory
 from moesaic.cli.checks.topology import check_topology
 from moesaic.cli.clients.rest_key import (
@@ -44,9 +45,9 @@ def up(
         typer.Option(
             envvar="MOESAIC_MODEL",
             help="HF-format model directory, or a repository of the Hugging Face hub: owner/name or "
-            "owner/name@revision.",
+            "owner/name@revision (default: the demo model of a clone).",
         ),
-    ] = "models/demo",
+    ] = "",
     attention: Annotated[
         int | None,
         typer.Option(
@@ -233,7 +234,7 @@ def up(
     check_exposure(host, wants_key, no_auth)
     options = SuiteOptions(
         topology=topology,
-        model=model,
+        model=given_model(model),
         attention=attention or 1,
         experts=experts or DEFAULT_EXPERT_WORKERS,
         slots_per_layer=slots_per_layer or 0,
