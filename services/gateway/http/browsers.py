@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 
-from moesaic.addresses import is_address, is_everywhere, is_loopback
+from moesaic.addresses import is_address, is_everywhere
+from moesaic.loopback import is_loopback
 from moesaic.services.gateway.http.problems import HttpProblem, problem
 
 EVERYWHERE = ("0.0.0.0", "::")  # what listens there has other names

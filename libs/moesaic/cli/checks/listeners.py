@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from moesaic.addresses import is_loopback
 from moesaic.cli.clients.fleet import service_facts
 from moesaic.cli.machine.sockets import OpenSocket, open_sockets
 from moesaic.cli.machine.state import ProcessState, SuiteState
+from moesaic.loopback import is_loopback
 from moesaic.usage.variables import ENV_PREFIX
 
 UNKNOWN = "unknown"

@@ -9,8 +9,9 @@ import os
 import socket
 from pathlib import Path
 
-from moesaic.addresses import interface_of, is_everywhere, is_loopback
+from moesaic.addresses import interface_of, is_everywhere
 from moesaic.errors import InvalidInput
+from moesaic.loopback import is_loopback
 
 _RDMA_DEVICES = Path("/sys/class/infiniband")
 

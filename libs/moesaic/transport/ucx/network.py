@@ -17,8 +17,8 @@ import msgspec
 import structlog
 import torch
 
-from moesaic.addresses import is_loopback
 from moesaic.errors import DeadlineExceeded, FrameError, InvalidInput, MoesaicError, PeerLost
+from moesaic.loopback import is_loopback
 from moesaic.messages.registry import Weights
 from moesaic.native.library import lib, library
 from moesaic.transport.contract import Handler, Link
