@@ -46,7 +46,7 @@ class UnusableSettings(InvalidInput):
 
 
 class InUse(InvalidInput):
-    """What a field names is taken now, such as a port or a disk: another one will do, or a later try."""
+    """A port, or room on a disk or in memory, is taken now: another one will do, or a later try."""
 
     retryable = True
 

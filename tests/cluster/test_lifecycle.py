@@ -125,6 +125,20 @@ def test_an_error_at_the_start_is_one_line(error, status, text, tmp_path):
     assert outcome(body, tmp_path) == (status, text)
 
 
+def test_an_error_ends_the_process_though_a_thread_waits_for_ever(tmp_path):
+    body = """
+    import threading
+
+    async def serve():
+        threading.Thread(target=threading.Event().wait).start()
+        raise NotReady("no peer")
+
+    run_service(serve())
+    """
+
+    assert outcome(textwrap.dedent(body), tmp_path) == (3, "error: no peer\n")
+
+
 def test_a_bug_leaves_its_traceback(tmp_path):
     status, text = outcome("async def serve():\n    1 / 0\nrun_service(serve())\n", tmp_path)
 

@@ -1,13 +1,17 @@
 """Loading, one placement after the other, whatever becomes of the callers."""
 
 import asyncio
+import shutil
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from moesaic.cluster.placements import encode_placement
+from moesaic.errors import CheckpointError
 from moesaic.experts.host import ExpertHost
 from moesaic.experts.loaded import Bring
 from moesaic.experts.slots import LoadResult
@@ -221,3 +225,58 @@ async def test_a_serving_placement_that_was_not_prepared_here_changes_nothing(
     await service.PreparePlacement(request, Context())  # type: ignore[arg-type]
     assert host.epochs.placement(1) is not None
     assert host.epochs.in_force == 0
+
+
+@pytest.fixture
+def damaged(tiny_model: Any, tmp_path: Path) -> Path:
+    """The model with one infinite weight in an expert."""
+    directory = tmp_path / "damaged"
+    shutil.copytree(tiny_model.directory, directory)
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    name = next(name for name in tensors if ".experts.3.down_proj" in name)
+    tensors[name].view(-1)[5] = float("inf")
+    save_file(tensors, path)
+    return directory
+
+
+@pytest.mark.parametrize(("serves", "ends"), [(False, True), (True, False)])
+async def test_damage_ends_a_worker_unless_its_cluster_serves_already(
+    damaged: Path, serves: bool, ends: bool
+) -> None:
+    config = load_config(damaged)
+    service = ExpertAdmin()
+    service.host = ExpertHost(
+        Checkpoint(damaged), config, "e", 8, torch.float32, torch.device("cpu")
+    )
+
+    def placement(experts: list[int]) -> Any:
+        return encode_placement(
+            Placement(
+                epoch=2 if len(experts) == 8 else 1,
+                model_digest=config.digest,
+                num_experts=8,
+                workers=[
+                    PlacedWorker(worker_id="e", generation=1, admin_address="", data_address="")
+                ],
+                layers=list(config.moe_layers),
+                slots=[[experts] for _ in config.moe_layers],
+            )
+        )
+
+    request = pb.PreparePlacementRequest(placement=placement(list(range(8))), load_share=1.0)
+    if serves:
+        request.serving.CopyFrom(placement([0, 1]))
+    context = Context()
+    ending = asyncio.create_task(service.until_damaged())
+    preparing = service.PreparePlacement(request, context)  # type: ignore[arg-type]
+    await asyncio.gather(preparing, return_exceptions=True)
+
+    assert context.aborted.is_set()  # the scheduler is told in any case
+    if ends:
+        with pytest.raises(CheckpointError, match=r"experts\.3\.down_proj"):
+            await ending
+    else:
+        await asyncio.sleep(0)
+        assert not ending.done()
+        ending.cancel()

@@ -254,7 +254,7 @@ async def test_a_scheduler_waits_for_redis_and_can_be_stopped_meanwhile(suite):
 async def test_a_wrong_url_or_port_ends_the_start_with_one_line(suite):
     scheduler = await suite.scheduler("--redis-url", "http://user:canary@host")
     _, err = await scheduler.process.communicate()
-    assert scheduler.process.returncode == 1
+    assert scheduler.process.returncode == 2
     assert err.decode().startswith("error: redis_url: --redis-url (MOESAIC_REDIS_URL) must begin")
     assert "canary" not in err.decode()
     assert err.count(b"\n") == 1
@@ -263,6 +263,6 @@ async def test_a_wrong_url_or_port_ends_the_start_with_one_line(suite):
         port = a.lease.record.admin_address.rsplit(":", 1)[1]
         scheduler = await suite.scheduler("--admin-port", port)
         _, err = await scheduler.process.communicate()
-    assert scheduler.process.returncode == 1
+    assert scheduler.process.returncode == 3  # it may be free later
     assert b"--admin-port" in err
     assert err.count(b"\n") == 1

@@ -103,12 +103,19 @@ def exit_with(error: Exception) -> NoReturn:
     ours = [cause for cause in causes if isinstance(cause, MoesaicError)]
     if len(ours) < len(causes):
         traceback.print_exception(error)
-        sys.exit(EXIT_ERROR)
+        _exit_at_once(EXIT_ERROR)
     cause = next(filter(_lasts, ours), ours[0])
     print(f"error: {cause}", file=sys.stderr)
     if _lasts(cause):
-        sys.exit(EXIT_USAGE)
-    sys.exit(EXIT_UNHEALTHY if cause.retryable else EXIT_ERROR)
+        _exit_at_once(EXIT_USAGE)
+    _exit_at_once(EXIT_UNHEALTHY if cause.retryable else EXIT_ERROR)
+
+
+def _exit_at_once(status: int) -> NoReturn:
+    """Exit without waiting for threads: one may wait for a peer that the error has kept from coming."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _lasts(cause: MoesaicError) -> bool:

@@ -60,7 +60,7 @@ class StoredTensor:
 
 
 class Header(NamedTuple):
-    """What the header of one file says."""
+    """The tensors and texts in the header of one file."""
 
     tensors: dict[str, StoredTensor]
     metadata: dict[str, str]
