@@ -3,7 +3,7 @@
 import msgspec
 
 from moesaic.errors import InvalidInput
-from moesaic.messages.placement import EMPTY_SLOT, PlacedWorker, Placement
+from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.messages.rung import Rung
 from moesaic.v1 import placement_pb2 as pb
 
@@ -47,17 +47,6 @@ def decode_placement(wire: pb.Placement) -> Placement:
     """
     if wire.epoch < 1 or wire.num_experts <= wire.num_united:
         raise InvalidInput("placement.epoch", "epoch and num_experts must be at least 1")
-    for layer in wire.layers:
-        if len(layer.workers) != len(wire.workers):
-            raise InvalidInput(
-                "placement.layers",
-                f"layer {layer.layer} has slots of {len(layer.workers)} workers, not {len(wire.workers)}",
-            )
-        for slots in layer.workers:
-            if any(not EMPTY_SLOT <= expert < wire.num_experts for expert in slots.expert_ids):
-                raise InvalidInput(
-                    "placement.layers", f"expert ids must be in -1..{wire.num_experts - 1}"
-                )
     return Placement(
         epoch=wire.epoch,
         model_digest=wire.model_digest,
@@ -78,7 +67,7 @@ def decode_placement(wire: pb.Placement) -> Placement:
         ],
         layers=[layer.layer for layer in wire.layers],
         slots=[[list(slots.expert_ids) for slots in layer.workers] for layer in wire.layers],
-    )
+    ).checked()
 
 
 def _decode_rung(wire: pb.Placement) -> Rung:
@@ -86,12 +75,8 @@ def _decode_rung(wire: pb.Placement) -> Rung:
     if not told.instead and not wire.num_united:  # it was told nothing
         return Rung()
     try:
-        rung = msgspec.convert(
+        return msgspec.convert(
             {"way": told.way, "instead": told.instead, "rule": told.rule}, type=Rung
         )
     except msgspec.ValidationError as error:
         raise InvalidInput("placement.rung", str(error)) from error
-    united = rung.num_united(wire.num_experts - wire.num_united) if told.instead == "united" else 0
-    if wire.num_united != united or (told.instead == "united" and not told.way):
-        raise InvalidInput("placement.num_united", f"must be {united}, got {wire.num_united}")
-    return rung

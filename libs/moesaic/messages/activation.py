@@ -4,9 +4,12 @@ from typing import Annotated
 
 import msgspec
 
+from moesaic.messages.bounds import Amount, Name
+
 MAX_SENT_PAIRS = 512  # of one layer; every pair of up to 32 experts
 MAX_SAMPLED_BATCHES = 32  # of one layer
 
+# ``moesaic.placement.traffic.statistics`` bounds their sums.
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -32,10 +35,10 @@ class LayerActivations(msgspec.Struct, frozen=True, kw_only=True):
 class ActivationWindow(msgspec.Struct, frozen=True, kw_only=True, tag="activation.v2"):
     """Batches of one worker since its last window; every dispatch batch is in one worker's only."""
 
-    worker_id: str
+    worker_id: Name
     generation: Count
-    model_digest: str
-    num_experts: Annotated[int, msgspec.Meta(ge=1)]
+    model_digest: Name
+    num_experts: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
     epoch: Count  # of the placement in force at the end
-    window_s: Annotated[float, msgspec.Meta(ge=0)]  # measured by the sender
+    window_s: Amount  # measured by the sender
     layers: list[LayerActivations]

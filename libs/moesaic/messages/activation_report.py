@@ -5,6 +5,7 @@ from typing import Annotated
 import msgspec
 
 from moesaic.messages.activation import ActivationWindow, Count
+from moesaic.messages.bounds import Name
 
 
 class ServedBatches(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,4 +22,4 @@ class ActivationReport(msgspec.Struct, frozen=True, kw_only=True, tag="activatio
     window: ActivationWindow
     served: Annotated[list[ServedBatches], msgspec.Meta(max_length=64)] = []
     dropped: Count = 0  # windows that could not be sent since the last one that was
-    scheduling: str = "aebs"  # the way in which replicas were chosen, for the last batch
+    scheduling: Name = "aebs"  # the way in which replicas were chosen, for the last batch

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 import msgspec
 
 from moesaic.errors import InvalidInput
+from moesaic.messages.bounds import Count, Name, Number, Share, SmallCount
 from moesaic.messages.rung import MOST_WAY, Rule, Rung
 
 BrownoutMode = Literal["off", "manual", "paper", "auto"]
@@ -137,10 +138,10 @@ class BrownoutInputs(msgspec.Struct, frozen=True, kw_only=True):
         decode_gain: likewise, of generated tokens.
     """
 
-    waiting_requests: int = 0
-    waiting_tokens: int = 0
+    waiting_requests: SmallCount = 0
+    waiting_tokens: Count = 0
     oldest_wait_s: float = 0.0
-    answers: int = 0
+    answers: SmallCount = 0
     arriving_tokens_per_s: float = 0.0
     ttft_p90_s: float | None = None
     tpot_p90_s: float | None = None
@@ -172,18 +173,18 @@ class BrownoutDecision(msgspec.Struct, frozen=True, kw_only=True, tag="brownout-
         measured_tpot_s: likewise.
     """
 
-    number: int
-    worker_id: str = ""
-    generation: int = 0
-    at: float = 0.0
+    number: Count
+    worker_id: Name = ""
+    generation: Count = 0
+    at: Number = 0.0
     reason: str = ""
     mode: str = "off"
-    prefill_before: float = 1.0
-    prefill: float = 1.0
-    decode_before: float = 1.0
-    decode: float = 1.0
+    prefill_before: Share = 1.0
+    prefill: Share = 1.0
+    decode_before: Share = 1.0
+    decode: Share = 1.0
     shedding: bool = False
-    refused: int = 0
+    refused: Count = 0
     scale: str = ""
     inputs: BrownoutInputs = BrownoutInputs()
     predicted_ttft_s: float | None = None

@@ -1,8 +1,10 @@
 """Decisions of the scheduler about the placement, with their outcomes; and settings of operators."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+
+from moesaic.messages.bounds import Count, Name, Number, SmallCount
 
 EVERY_LAYER = -1
 
@@ -10,15 +12,17 @@ EVERY_LAYER = -1
 class Pin(msgspec.Struct, frozen=True, kw_only=True):
     """A wish of an operator: this worker holds this expert under every placement."""
 
-    layer: int  # a decoder layer, or ``EVERY_LAYER``
-    expert: int
-    worker_id: str
+    layer: Annotated[
+        int, msgspec.Meta(ge=EVERY_LAYER, le=(1 << 31) - 1)
+    ]  # a decoder layer, or ``EVERY_LAYER``
+    expert: SmallCount
+    worker_id: Name
 
 
 class PlacementPolicy(msgspec.Struct, frozen=True, kw_only=True, tag="placement-policy.v1"):
     """Settings of operators; they outlive every scheduler."""
 
-    policy: str
+    policy: Name
     pins: list[Pin] = []
     # An order wins over the setting that a scheduler was started with; earlier versions stored only orders.
     source: Literal["start", "operator"] = "operator"
@@ -27,17 +31,17 @@ class PlacementPolicy(msgspec.Struct, frozen=True, kw_only=True, tag="placement-
 class PlacementDecision(msgspec.Struct, frozen=True, kw_only=True, tag="placement-decision.v1"):
     """One decision with its cause, and the gain that is predicted for it."""
 
-    decision_id: str
-    at: float  # seconds since 1970 by the scheduler's clock, for people
+    decision_id: Name
+    at: Number  # seconds since 1970 by the scheduler's clock, for people
     cause: Literal["workers", "traffic", "operator"]
     adopted: bool
     reason: str
     policy: str = ""
-    epoch_before: int = 0
-    moves: int = 0  # experts that workers must load
-    moved_bytes: int = 0
+    epoch_before: Count = 0
+    moves: SmallCount = 0  # experts that workers must load
+    moved_bytes: Count = 0
     batches: float = 0.0  # dispatch batches seen lately, older ones counting less
-    sampled_batches: int = 0  # of them replayed for the prediction
+    sampled_batches: SmallCount = 0  # of them replayed for the prediction
     predicted_before: float | None = None  # most activated experts on one worker, mean of batches
     predicted_after: float | None = None
     predicted_s: float | None = None  # from preparing to committing
@@ -50,13 +54,13 @@ class PlacementDecision(msgspec.Struct, frozen=True, kw_only=True, tag="placemen
 class DecisionOutcome(msgspec.Struct, frozen=True, kw_only=True, tag="decision-outcome.v1"):
     """The outcome of an adopted decision."""
 
-    decision_id: str
-    tried: int = 0  # the epoch that is or was prepared; 0: none was
-    epoch: int = 0  # that was committed; 0: none was
+    decision_id: Name
+    tried: Count = 0  # the epoch that is or was prepared; 0: none was
+    epoch: Count = 0  # that was committed; 0: none was
     seconds: float | None = None  # from preparing to committing
     failure: str = ""
     measured_after: float | None = None  # as ``predicted_after``, of batches that were served
-    measured_batches: int = 0
+    measured_batches: SmallCount = 0
     measured_local_share: float | None = None  # as ``local_share_after``, of choices since then
     measured_row_s: float | None = None
-    measured_choices: int = 0
+    measured_choices: Count = 0

@@ -6,6 +6,8 @@ from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
+from moesaic.messages.bounds import Count, Name
+
 Part = Literal[
     "step",
     "attention",
@@ -168,9 +170,9 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True, tag="load-report.v1"
         costs: by ``Part``; all that is known, not only what is new.
     """
 
-    worker_id: str
-    generation: int
-    role: str
+    worker_id: Name
+    generation: Count
+    role: Name
     at: float
     window_s: Positive
     waiting: int = 0

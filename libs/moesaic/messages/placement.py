@@ -2,6 +2,8 @@
 
 import msgspec
 
+from moesaic.errors import InvalidInput
+from moesaic.messages.bounds import Count, Name, SmallCount
 from moesaic.messages.rung import Rung
 
 EMPTY_SLOT = -1
@@ -10,13 +12,13 @@ EMPTY_SLOT = -1
 class PlacedWorker(msgspec.Struct, frozen=True, kw_only=True):
     """An expert worker as the placement knows it."""
 
-    worker_id: str
-    generation: int
-    admin_address: str
-    data_address: str
-    weights_address: str = ""  # where its experts can be fetched; empty: nowhere
-    ridge_rows: int = 0  # rows of an expert that take as long as its weights; 0: not known
-    node: str = ""  # what it shares memory or a fast bus with; empty: a node of its own
+    worker_id: Name
+    generation: Count
+    admin_address: Name
+    data_address: Name
+    weights_address: Name = ""  # where its experts can be fetched; empty: nowhere
+    ridge_rows: SmallCount = 0  # rows of an expert that take as long as its weights; 0: not known
+    node: Name = ""  # what it shares memory or a fast bus with; empty: a node of its own
 
     @property
     def node_name(self) -> str:
@@ -31,14 +33,45 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, tag="placement.v1"):
     -1 is an empty slot.
     """
 
-    epoch: int
-    model_digest: str
-    num_experts: int  # of a layer: the model's own, and behind them the united ones of ``rung``
+    epoch: Count
+    model_digest: Name
+    num_experts: (
+        SmallCount  # of a layer: the model's own, and behind them the united ones of ``rung``
+    )
     workers: list[PlacedWorker]
-    layers: list[int]
+    layers: list[SmallCount]
     slots: list[list[list[int]]]
     rung: Rung = Rung()  # how choices may be degraded
-    num_united: int = 0  # the last of ``num_experts``
+    num_united: SmallCount = 0  # the last of ``num_experts``
+
+    def checked(self) -> "Placement":
+        """Return the placement itself, if its parts fit together.
+
+        Raises:
+            InvalidInput: with the first field that is wrong, and what it must be.
+        """
+        if self.num_experts <= self.num_united:
+            raise InvalidInput("placement.num_experts", "must be at least 1, besides united ones")
+        has_united = self.rung.instead == "united"
+        united = self.rung.num_united(self.num_own) if has_united else 0
+        if self.num_united != united or (has_united and not self.rung.way):
+            raise InvalidInput("placement.num_united", f"must be {united}, got {self.num_united}")
+        workers = {worker.worker_id for worker in self.workers}
+        if len(workers) != len(self.workers):
+            raise InvalidInput("placement.workers", "must be named once each")
+        if len(self.slots) != len(self.layers) or len(set(self.layers)) != len(self.layers):
+            raise InvalidInput("placement.layers", f"must be {len(self.slots)}, each once")
+        for layer, by_worker in zip(self.layers, self.slots, strict=True):
+            if len(by_worker) != len(workers):
+                raise InvalidInput(
+                    "placement.slots", f"layer {layer} must have those of {len(workers)} workers"
+                )
+            for slots in by_worker:
+                if slots and not EMPTY_SLOT <= min(slots) <= max(slots) < self.num_experts:
+                    raise InvalidInput(
+                        "placement.slots", f"expert ids must be in -1..{self.num_experts - 1}"
+                    )
+        return self
 
     @property
     def num_own(self) -> int:
@@ -58,4 +91,4 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, tag="placement.v1"):
 class PlacementHint(msgspec.Struct, frozen=True, kw_only=True, tag="placement-hint.v1"):
     """A placement was committed; read the document."""
 
-    epoch: int
+    epoch: Count

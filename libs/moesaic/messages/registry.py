@@ -4,6 +4,13 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from moesaic.errors import InvalidInput
+from moesaic.messages.bounds import Count, Name, SmallCount
+
+MOST_EXPERTS = 1 << 20  # of a model, over all layers; twenty times those of the largest
+_FewExperts = Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
+_Share = Annotated[str, msgspec.Meta(pattern=r"^([0-9]{1,4}/[0-9]{1,4})?\Z")]
+
 Role = Literal["gateway", "attention", "expert", "scheduler", "edge-agent"]
 WorkerState = Literal["starting", "ready", "draining", "standby"]
 
@@ -15,43 +22,58 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="worker.v1"):
     requests. An edge agent is both. One on ``standby`` could, and is given nothing.
     """
 
-    worker_id: str
-    generation: int  # grows with every start of this worker id
+    worker_id: Name
+    generation: Count  # grows with every start of this worker id
     role: Role
     state: WorkerState
-    admin_address: str  # gRPC, host:port
-    data_address: str = ""  # UCXX, host:port; empty if it receives no tensors
-    weights_address: str = ""  # UCXX, host:port: where others may fetch the experts of this worker
-    metrics_address: str = ""  # HTTP, host:port
-    node: str = ""  # label of the machine: the host name, unless told otherwise
-    pid: int = 0
-    version: str = ""
-    model_digest: str = ""  # workers: of configuration and weights
-    dtype: str = (
-        ""  # workers: of weights and activations; empty: made by a version that did not tell it
-    )
-    quantization: str = ""  # workers: the form that linear layers and experts are held in; the same
-    config_digest: str = ""  # of config.json; empty: made by a version that did not tell it
-    slots_per_layer: int = 0  # expert workers: capacity
-    ridge_rows: int = 0  # expert workers: rows of an expert that take as long as its weights
-    num_experts: int = 0  # expert workers: experts per layer of the model they have
-    layers: list[int] = []  # expert workers: the decoder layers that have experts
-    expert_bytes: int = 0  # expert workers: memory of one expert
-    united: dict[int, str] = {}  # expert workers: digests of their files of united experts, by way
-    max_expert_bytes: int = 0  # expert workers: most memory for experts, old ones too; 0: no limit
-    num_slots: int = (
-        0  # edge agents: capacity over all layers together; 0: ``slots_per_layer`` of each
-    )
-    site: str = ""  # edge agents: the place whose users they serve
-    dispatch: str = ""  # attention workers: local, routed, gathered, all-to-all or collaborative
-    max_request_tokens: int = 0  # attention workers: prompt and answer together; 0: not told
-    max_num_seqs: int = 0  # attention workers: sequences in one step
-    max_num_batched_tokens: int = 0  # attention workers: rows in one step
-    kv_tokens: int = 0  # attention workers: tokens that its KV blocks hold
-    row_bytes: int = 0  # attention workers: of the hidden state of one row
-    share: str = ""  # attention workers: the experts that others may pull from it, like 0/2
+    admin_address: Name  # gRPC, host:port
+    data_address: Name = ""  # UCXX, host:port; empty if it receives no tensors
+    weights_address: Name = ""  # UCXX, host:port: where others may fetch the experts of this worker
+    metrics_address: Name = ""  # HTTP, host:port
+    node: Name = ""  # label of the machine: the host name, unless told otherwise
+    pid: SmallCount = 0
+    version: Name = ""
+    model_digest: Name = ""  # workers: of configuration and weights
+    # workers: of weights and activations; empty: made by a version that did not tell it
+    dtype: Name = ""
+    # workers: the form that linear layers and experts are held in; the same
+    quantization: Name = ""
+    config_digest: Name = ""  # of config.json; empty: made by a version that did not tell it
+    slots_per_layer: _FewExperts = 0  # expert workers: capacity
+    ridge_rows: SmallCount = 0  # expert workers: rows of an expert that take as long as its weights
+    num_experts: _FewExperts = 0  # expert workers: experts per layer of the model they have
+    layers: list[SmallCount] = []  # expert workers: the decoder layers that have experts
+    expert_bytes: Count = 0  # expert workers: memory of one expert
+    # expert workers: digests of their files of united experts, by way
+    united: dict[SmallCount, Name] = {}
+    # expert workers: most memory for experts, old ones too; 0: no limit
+    max_expert_bytes: Count = 0
+    # edge agents: capacity over all layers together; 0: ``slots_per_layer`` of each
+    num_slots: SmallCount = 0
+    site: Name = ""  # edge agents: the place whose users they serve
+    dispatch: Name = ""  # attention workers: local, routed, gathered, all-to-all or collaborative
+    max_request_tokens: SmallCount = 0  # attention workers: prompt and answer together; 0: not told
+    max_num_seqs: SmallCount = 0  # attention workers: sequences in one step
+    max_num_batched_tokens: SmallCount = 0  # attention workers: rows in one step
+    kv_tokens: Count = 0  # attention workers: tokens that its KV blocks hold
+    row_bytes: Count = 0  # attention workers: of the hidden state of one row
+    share: _Share = ""  # attention workers: the experts that others may pull from it, like 0/2
     standing_by: bool = False  # it is on standby, or drains in order to be
     drained: bool = False  # operators had it drained, or it stops: it is not there to be activated
+
+    def checked(self) -> "WorkerRecord":
+        """Return the record itself, if placements can be made of it.
+
+        Raises:
+            InvalidInput: with the first field that is wrong, and what it must be.
+        """
+        if sorted(set(self.layers)) != self.layers:
+            raise InvalidInput("layers", "must ascend, each once")
+        if self.num_experts * len(self.layers) > MOST_EXPERTS:
+            raise InvalidInput("num_experts", f"must be {MOST_EXPERTS} over all layers at most")
+        if self.share and int(self.share.partition("/")[0]) >= int(self.share.partition("/")[2]):
+            raise InvalidInput("share", f"must be like 0/2, the first of two, got {self.share!r}")
+        return self
 
     @property
     def holds_experts(self) -> bool:
@@ -80,16 +102,16 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="worker.v1"):
 class Generation(msgspec.Struct, frozen=True, kw_only=True, tag="generation.v1"):
     """Number of starts of a worker id; it is kept beside the lease, and longer."""
 
-    generation: Annotated[int, msgspec.Meta(ge=0)]
+    generation: Count
 
 
 class Weights(msgspec.Struct, frozen=True, kw_only=True, tag="weights.v1"):
     """The weights that workers must have to join the cluster, in the numbers in which they hold them."""
 
-    digest: str  # of configuration and weights
-    dtype: str = ""  # of weights and activations; empty: told by a version that did not know it
-    quantization: str = ""  # the form that linear layers and experts are held in; empty: the same
-    worker_id: str = ""  # of a worker that has them
+    digest: Name  # of configuration and weights
+    dtype: Name = ""  # of weights and activations; empty: told by a version that did not know it
+    quantization: Name = ""  # the form that linear layers and experts are held in; empty: the same
+    worker_id: Name = ""  # of a worker that has them
 
     def unlike(self, other: "Weights") -> str:
         """Say how the weights of another worker differ, naming both; empty if they do not."""
@@ -110,6 +132,6 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True, tag="weights.v1"):
 class RegistryHint(msgspec.Struct, frozen=True, kw_only=True, tag="registry-hint.v1"):
     """A worker's record changed or went away; read the records again."""
 
-    worker_id: str
-    generation: int
+    worker_id: Name
+    generation: Count
     event: Literal["joined", "changed", "left"]

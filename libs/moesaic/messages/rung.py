@@ -1,6 +1,6 @@
 """The rung: what serves those choices of experts that brownout takes from their own."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -24,7 +24,7 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True):
         rule: what makes an expert stay.
     """
 
-    way: int = 0
+    way: Annotated[int, msgspec.Meta(ge=0, le=MOST_WAY)] = 0
     instead: Instead = "nothing"
     rule: Rule = "tokens"
 

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 import msgspec
 
 from moesaic.errors import InvalidInput
+from moesaic.messages.bounds import Count, Name, Number, SmallCount
 
 ScalingMode = Literal["off", "advise", "auto"]
 """``off``: operators alone change numbers. ``advise``: decisions are only reported. ``auto``: they are carried out."""
@@ -18,8 +19,8 @@ MOST_WORKERS = 4096  # of a side
 class FleetShape(msgspec.Struct, frozen=True, order=True):
     """Numbers of active workers of the two sides."""
 
-    attention: int
-    experts: int
+    attention: SmallCount
+    experts: SmallCount
 
     def __str__(self) -> str:
         """Write it as the paper does: 4A8E."""
@@ -140,12 +141,12 @@ class ScalingWish(msgspec.Struct, frozen=True, kw_only=True, tag="scaling-wish.v
         failure: why it was given up, or what overtook it.
     """
 
-    number: int
+    number: Count
     shape: FleetShape
-    decision_id: str = ""
-    at: float = 0.0
+    decision_id: Name = ""
+    at: Number = 0.0
     up: bool | None = None
-    seconds: float | None = None
+    seconds: Number | None = None
     failure: str = ""
 
     @property
@@ -205,8 +206,8 @@ class ScalingDecision(msgspec.Struct, frozen=True, kw_only=True, tag="scaling-de
         failure: why it was not reached.
     """
 
-    decision_id: str
-    at: float = 0.0
+    decision_id: Name
+    at: Number = 0.0
     cause: ScalingCause = "slo"
     adopted: bool = False
     reason: str = ""

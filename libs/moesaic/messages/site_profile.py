@@ -4,19 +4,17 @@ from typing import Annotated
 
 import msgspec
 
-from moesaic.messages.activation import Count
-
-Positive = Annotated[float, msgspec.Meta(ge=0)]
+from moesaic.messages.bounds import Amount, Count, Name
 
 
 class PeerLink(msgspec.Struct, frozen=True, kw_only=True):
     """The link to one other site, as live messages and probes have shown it."""
 
-    peer: str  # worker id
-    rtt_s: Positive
-    bytes_per_s: Positive
-    message_s: Positive = 0.0  # queue and computation there, of one message
-    row_s: Positive = 0.0  # the same, of each of its rows
+    peer: Name  # worker id
+    rtt_s: Amount
+    bytes_per_s: Amount
+    message_s: Amount = 0.0  # queue and computation there, of one message
+    row_s: Amount = 0.0  # the same, of each of its rows
 
 
 class SiteProfile(msgspec.Struct, frozen=True, kw_only=True, tag="site-profile.v1"):
@@ -26,10 +24,10 @@ class SiteProfile(msgspec.Struct, frozen=True, kw_only=True, tag="site-profile.v
     here meanwhile.
     """
 
-    worker_id: str
-    generation: int
-    site: str
-    window_s: Positive
+    worker_id: Name
+    generation: Count
+    site: Name
+    window_s: Amount
     memory_limit_bytes: Count = 0  # 0: none
     memory_used_bytes: Count = 0
     num_slots: Count = 0
@@ -38,7 +36,7 @@ class SiteProfile(msgspec.Struct, frozen=True, kw_only=True, tag="site-profile.v
     cached: Count = 0
     loaded: Count = 0
     remote: Count = 0
-    away_s: Positive = 0.0  # waiting for experts that have no slot here
-    layers_s: Positive = 0.0  # experts of all layers, this wait included
-    load_s: Positive = 0.0  # to read one expert from a file; 0: not known
+    away_s: Amount = 0.0  # waiting for experts that have no slot here
+    layers_s: Amount = 0.0  # experts of all layers, this wait included
+    load_s: Amount = 0.0  # to read one expert from a file; 0: not known
     links: Annotated[list[PeerLink], msgspec.Meta(max_length=256)] = []
