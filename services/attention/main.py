@@ -4,7 +4,7 @@ from functools import partial
 
 import structlog
 
-from moesaic.cluster.background import background
+from moesaic.cluster.background import background, tended
 from moesaic.cluster.lifecycle import run_service, stop_event
 from moesaic.cluster.service import Availability, introduce, service
 from moesaic.models.weights.digest import digesting
@@ -52,11 +52,13 @@ async def serve(settings: AttentionSettings) -> None:
             api.streams.describe(profile_of(worker, slowdown))
         await process.enter(background(engine.run(), "engine"))
         rungs = RungFollower(mode.degrading, worker.thread)
-        await process.enter(background(follow_policy(process.bus, engine, rungs), "brownout"))
-        telling = tell_decisions(process.bus, engine, identity.worker_id, process.generation)
-        await process.enter(background(telling, "brownout decisions"))
-        reporting = report_load(process.bus, engine, identity, process.generation)
-        await process.enter(background(reporting, "load"))
+        bus, generation = process.bus, process.generation
+        following = partial(follow_policy, bus, engine, rungs)
+        await process.enter(tended(following, "brownout"))
+        telling = partial(tell_decisions, bus, engine, identity.worker_id, generation)
+        await process.enter(tended(telling, "brownout decisions"))
+        reporting = partial(report_load, bus, engine, identity, generation)
+        await process.enter(tended(reporting, "load"))
         await process.enter(background(observe(api, process.status, engine), "observe"))
         availability = Availability(process, lease, api.drain, api.is_idle)
         await availability.begin(standby=settings.standby)

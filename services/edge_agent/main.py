@@ -3,12 +3,13 @@
 import asyncio
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import grpc
 import structlog
 
-from moesaic.cluster.background import background
+from moesaic.cluster.background import background, tended
 from moesaic.cluster.lifecycle import run_service, stop_event
 from moesaic.cluster.registry import Lease
 from moesaic.cluster.rpc.admin import ServiceStatus
@@ -122,10 +123,10 @@ async def _begin_reports(
     """Follow the policy of brownout, and tell the scheduler what goes on here."""
     settings, site, bus = process.settings, profiler.site, process.bus
     rungs = RungFollower(site.mode.degrading, worker.thread)
-    await process.enter(background(follow_policy(bus, engine, rungs), "brownout"))
+    await process.enter(tended(partial(follow_policy, bus, engine, rungs), "brownout"))
     worker_id, generation = settings.worker_id, process.generation
-    telling = tell_decisions(bus, engine, worker_id, generation)
-    await process.enter(background(telling, "brownout decisions"))
+    telling = partial(tell_decisions, bus, engine, worker_id, generation)
+    await process.enter(tended(telling, "brownout decisions"))
     reporter = ActivationReporter(
         bus,
         site.meter,
@@ -135,9 +136,9 @@ async def _begin_reports(
         worker.config.digest,
         settings.activation_window_s,
     )
-    await process.enter(background(reporter.run(), "activations"))
-    telling_profiles = tell_profiles(bus, profiler, settings.profile_interval_s)
-    await process.enter(background(telling_profiles, "profiles"))
+    await process.enter(tended(reporter.run, "activations"))
+    telling_profiles = partial(tell_profiles, bus, profiler, settings.profile_interval_s)
+    await process.enter(tended(telling_profiles, "profiles"))
 
 
 def _record_of(worker: WorkerParts, settings: EdgeAgentSettings, site: Site) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 import torch
 
-from moesaic.cluster.background import background
+from moesaic.cluster.background import background, tended
 from moesaic.cluster.lifecycle import run_service, stop_event
 from moesaic.cluster.placement_view import watch_placement
 from moesaic.cluster.rpc.server import ServiceStatus
@@ -97,9 +97,9 @@ async def serve(settings: ExpertSettings) -> None:
             config.digest,
             settings.activation_window_s,
         )
-        await process.enter(background(api.reporter.run(), "activations"))
-        reporting = report_load(process.bus, host, identity, process.generation)
-        await process.enter(background(reporting, "load"))
+        await process.enter(tended(api.reporter.run, "activations"))
+        reporting = partial(report_load, process.bus, host, identity, process.generation)
+        await process.enter(tended(reporting, "load"))
         await availability.ended()
         placement = host.epochs.placement(host.epochs.in_force)
         colleagues = [w.worker_id for w in placement.workers] if placement else []

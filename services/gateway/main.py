@@ -13,6 +13,7 @@ import uvloop
 from starlette.types import ASGIApp
 
 from moesaic.addresses import host_port, is_address
+from moesaic.cluster.background import again_and_again
 from moesaic.cluster.lifecycle import run_service, stop_event
 from moesaic.cluster.registry import Fleet, Lease, PlacementView, watch_fleet, watch_placement
 from moesaic.cluster.rpc.server import AdminServer
@@ -74,8 +75,11 @@ async def serve_http(
         "starting", config_digest=gateway.language.config.config_digest
     )
     async with asyncio.TaskGroup() as tasks:
-        following = tasks.create_task(gateway.workers.follow(fleet))
-        watching = tasks.create_task(observe(gateway, process.admin, fleet, placement, lease))
+        observing = partial(observe, gateway, process.admin, fleet, placement, lease)
+        following = tasks.create_task(
+            again_and_again(partial(gateway.workers.follow, fleet), "workers")
+        )
+        watching = tasks.create_task(again_and_again(observing, "observe"))
         reading = tasks.create_task(gateway.tenants.follow())
         batches = tasks.create_task(carry_out_batches(gateway, app))
         lag = tasks.create_task(watch_loop())

@@ -1,14 +1,28 @@
-"""A task that runs beside a block of code."""
+"""Tasks that run beside a block of code."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
+
+import structlog
+from prometheus_client import Counter
+
+from moesaic.cluster.waiting.backoff import Backoff
+
+log = structlog.get_logger()
+
+_failures = Counter(
+    "moesaic_task_failures", "errors of background tasks, which began again", ["task"]
+)
 
 
 @asynccontextmanager
 async def background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
     """Run ``work`` for the length of the block; if it fails, the block is cancelled.
+
+    For work without which the process is of no use, and that computes nothing from what others
+    wrote: that is for ``tended``.
 
     Raises:
         ExceptionGroup: with the errors of ``work`` and of the block.
@@ -19,3 +33,24 @@ async def background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterato
             yield
         finally:
             task.cancel()
+
+
+def tended(
+    work: Callable[[], Coroutine[Any, Any, None]], name: str
+) -> AbstractAsyncContextManager[None]:
+    """Run ``work`` for the length of the block, and begin it again whenever it fails."""
+    return background(again_and_again(work, name), name)
+
+
+async def again_and_again(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+    """Run ``work``, and begin it again after a pause whenever it fails; no input ends a process."""
+    backoff = Backoff(0.1, 10.0)
+    while True:
+        try:
+            await work()
+        except Exception:
+            _failures.labels(name).inc()
+            log.exception("task.failed", task=name)
+            await backoff.pause()
+        else:
+            return

@@ -16,12 +16,13 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import grpc
 
 import moesaic
-from moesaic.cluster.background import background
+from moesaic.cluster.background import tended
 from moesaic.cluster.lifecycle import StopEvent
 from moesaic.cluster.own_addresses import own_addresses
 from moesaic.cluster.redis.bus import Bus
@@ -153,7 +154,7 @@ class Availability:
         status.set_state("ready")
         await self._update()
         if self._idle is not None:
-            await process.enter(background(self._come_to_rest(self._idle), "standby"))
+            await process.enter(tended(partial(self._come_to_rest, self._idle), "standby"))
 
     async def ended(self) -> None:
         """Wait until the process shall stop, and take no more work from then on."""

@@ -5,7 +5,7 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from moesaic.cluster.background import background
+from moesaic.cluster.background import tended
 from moesaic.cluster.placement_view import watch_placement
 from moesaic.cluster.registry import Fleet, watch_fleet
 from moesaic.dispatch.gathered.peers import Peer
@@ -50,7 +50,7 @@ async def follow_fleet(
             thread.call(tell, find(worker, fleet))
             await fleet.changed()
 
-    await worker.process.enter(background(follow(), name))
+    await worker.process.enter(tended(follow, name))
 
 
 async def follow_placement(
@@ -70,7 +70,7 @@ async def follow_placement(
                     log.error("placement.foreign", epoch=placement.epoch, model_digest=digest)
             await view.changed()
 
-    await worker.process.enter(background(follow(), "placements"))
+    await worker.process.enter(tended(follow, "placements"))
 
 
 def share_peers(worker: WorkerParts, fleet: Fleet) -> list[Peer]:

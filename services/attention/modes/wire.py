@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from moesaic.cluster.background import background
+from moesaic.cluster.background import tended
 from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
 from moesaic.dispatch.two_phase.wire_choice import WireChooser
 from moesaic.messages.wire import WireDtype
@@ -33,4 +33,4 @@ async def choose_wire(
             await worker.thread.run(chooser.look())
             await asyncio.sleep(_LOOK_S)
 
-    await worker.process.enter(background(follow(), "wire"))
+    await worker.process.enter(tended(follow, "wire"))

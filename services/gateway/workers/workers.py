@@ -6,6 +6,7 @@ from typing import Protocol
 
 import structlog
 
+from moesaic.cluster.background import again_and_again
 from moesaic.errors import Overloaded
 from moesaic.messages.registry import WorkerRecord
 from moesaic.models.configuration.config import ModelConfig
@@ -130,6 +131,6 @@ class Workers:
 
     async def _keep(self, worker: WorkerStream) -> None:
         try:
-            await worker.run()
+            await again_and_again(worker.run, "worker stream")
         finally:
             del self._workers[worker.key]

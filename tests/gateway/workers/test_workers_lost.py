@@ -6,6 +6,7 @@ from typing import Any
 import grpc
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from moesaic.services.gateway.workers import stream as streams
 from moesaic.v1 import attention_pb2 as pb
@@ -302,3 +303,21 @@ async def test_a_stream_that_breaks_as_it_is_given_up_is_not_opened_again(
         await asyncio.wait([following])
 
     assert following.cancelled()
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", "\x00", "no port", "unix:/nowhere", "dns://", "[::", "h:99999999", "é:1", "x" * 256],
+)
+async def test_a_record_with_an_address_that_is_none_harms_no_other_worker(
+    open_house, scripts, address: str
+) -> None:
+    async with open_house(scripts.says(TEXT)) as house:
+        record = house.fleet.workers["attention-1"]
+        odd = replace(record, worker_id="odd", admin_address=address)
+        house.fleet.put(odd)
+        following = [task for task in asyncio.all_tasks() if "Workers.follow" in repr(task)]
+        for _ in range(3):
+            response = await house.client.post("/v1/completions", json=BODY)
+            assert response.json()["choices"][0]["text"] == TEXT
+        assert not following[0].done()
