@@ -21,30 +21,33 @@ EVERYONE = "+ping +client|setname +select +unwatch +multi +exec +discard"
 # Each pair is a list of commands and the keys on which they may be used: %R~ is read, %W~ written. No role has a
 # command that empties, renames, scans or administers; of the index of workers only the scheduler takes ids out.
 # Within its patterns a role may destroy, but not forge: what is written is sealed with the cluster's secret.
-DOCUMENTS, STREAM = "+get +mget +watch +set +del", "+xread +xrevrange"
+READ, STREAM = "+strlen +get +mget", "+xread +xrevrange"
+DOCUMENTS = f"{READ} +watch +set +del"
 OWN = [
     (DOCUMENTS, "~{c}worker:{role}-* ~{c}generation:{role}-*"),
     ("+sadd", "%W~{c}workers"),
     ("+xadd", "%W~{c}ctl:registry"),
+    ("+xadd", "%W~{c}dlq:documents"),
 ]
 LOOKS_AT_WORKERS = [
-    ("+smembers", "%R~{c}workers"),
-    ("+get +mget", "%R~{c}worker:*"),
+    ("+sscan", "%R~{c}workers"),
+    (READ, "%R~{c}worker:*"),
     (STREAM, "%R~{c}ctl:registry"),
     ("+xadd", "%W~{c}dlq:ctl:registry"),
 ]
 LOOKS_AT_PLACEMENTS = [
-    ("+get +mget", "%R~{c}placement:*"),
+    (READ, "%R~{c}placement:*"),
     (STREAM, "%R~{c}ctl:placement"),
     ("+xadd", "%W~{c}dlq:ctl:placement"),
 ]
 LOOKS_AT_BROWNOUT = [
-    ("+get +mget", "%R~{c}brownout:*"),
+    (READ, "%R~{c}brownout:*"),
     (STREAM, "%R~{c}ctl:brownout"),
     ("+xadd", "%W~{c}dlq:ctl:brownout"),
 ]
 LEADS = [
     (DOCUMENTS, "~{c}placement:* ~{c}brownout:* ~{c}scaling:* ~{c}leader:scheduler"),
+    ("+pttl", "%R~{c}leader:scheduler"),
     ("+srem", "%W~{c}workers"),
     ("+xadd", "%W~{c}ctl:placement %W~{c}ctl:brownout"),
     ("+xadd", "~{c}ctl:decisions %W~{c}dlq:ctl:*"),
@@ -52,7 +55,7 @@ LEADS = [
     (STREAM, "%R~{c}ctl:load"),
 ]
 # Which weights the cluster has: workers say so together.
-AGREES = [("+get +mget +watch +set", "~{c}weights")]
+AGREES = [(f"{READ} +watch +set", "~{c}weights")]
 RIGHTS = {
     "scheduler": [*OWN, *LOOKS_AT_WORKERS, *LOOKS_AT_PLACEMENTS, *LEADS],
     "gateway": [*OWN, *LOOKS_AT_WORKERS, *LOOKS_AT_PLACEMENTS],

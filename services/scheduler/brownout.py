@@ -1,17 +1,14 @@
 """The decisions of workers under the policy of brownout."""
 
-import asyncio
-from contextlib import aclosing
-
 import msgspec
 
 from moesaic.cluster.brownout_view import DECISIONS
 from moesaic.cluster.leadership import Leadership
 from moesaic.cluster.redis.bus import Bus
 from moesaic.messages.brownout import BrownoutDecision
+from moesaic.services.scheduler.following import follow_while_leading
 from moesaic.services.scheduler.log import DecisionLog
 
-_LOOK_S = 1.0
 _decisions = msgspec.msgpack.Decoder(BrownoutDecision)
 
 
@@ -26,14 +23,11 @@ class BrownoutFeed:
 
         A new leader begins with those of the last hour, which Redis has.
         """
-        while True:
-            if self._leadership.held:
-                await self._log.refresh()  # not to log again what the leader before has logged
-                read = self._bus.read_on(DECISIONS, _decisions)
-                async with aclosing(read) as decisions:
-                    async for decision in decisions:
-                        if decision is not None:
-                            await self._log.note_brownout(decision)
-                        if not self._leadership.held:
-                            break
-            await asyncio.sleep(_LOOK_S)
+        await follow_while_leading(
+            self._bus,
+            self._leadership,
+            DECISIONS,
+            _decisions,
+            self._log.note_brownout,
+            begin=self._log.refresh,  # not to log again what the leader before has logged
+        )

@@ -1,11 +1,13 @@
 """The scheduler: builds the parts, serves, stops."""
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from functools import partial
+from typing import Any
 
 import structlog
 
-from moesaic.cluster.background import background
+from moesaic.cluster.background import tended
 from moesaic.cluster.brownout_view import POLICY, STREAM
 from moesaic.cluster.leadership import leadership
 from moesaic.cluster.lifecycle import run_service, stop_event
@@ -110,15 +112,19 @@ async def serve(settings: SchedulerSettings) -> None:
                 scaling,
             )
         )
-        await enter(background(load.run(), "load"))
-        await enter(background(scaling.run(), "scaling"))
-        await enter(background(feed.run(), "traffic"))
-        await enter(background(profiles.run(), "profiles"))
-        await enter(background(loop.run(), "placer"))
-        await enter(background(brownout.run(), "brownout"))
-        await enter(background(BrownoutFeed(bus, leader, decisions).run(), "brownout decisions"))
-        await enter(background(tidy_index(bus), "index"))
-        await enter(background(_show(process.status, view, loop), "show"))
+        tasks: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
+            "load": load.run,
+            "scaling": scaling.run,
+            "traffic": feed.run,
+            "profiles": profiles.run,
+            "placer": loop.run,
+            "brownout": brownout.run,
+            "brownout decisions": BrownoutFeed(bus, leader, decisions).run,
+            "index": partial(tidy_index, bus),
+            "show": partial(_show, process.status, view, loop),
+        }
+        for name, work in tasks.items():
+            await enter(tended(work, name))
         await process.registered("ready")
         process.status.set_state("ready")
         log.info(

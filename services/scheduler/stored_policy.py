@@ -104,12 +104,12 @@ class StoredPolicy(Generic[_Policy]):
             return after
 
     async def _read(self) -> tuple[bytes | None, _Policy | None]:
-        found = await self._bus.get_bytes(self._key)
-        stored = self._bus.opened(self._key, found, self._policies)
+        found = await self._bus.get_stored(self._key, self._policies)
+        stored = found.message
         if stored is not None:
             binds = stored.source == "operator" or not self._leadership.held
             self.current = stored if binds else self._setting
-        return found, stored
+        return found.value, stored
 
     async def _write(self, found: bytes | None, policy: _Policy) -> None:
         sealed = self._bus.sealed(self._key, policy)

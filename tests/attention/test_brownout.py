@@ -85,7 +85,7 @@ async def test_without_redis_the_last_policy_holds(
             # Redis has another one now, which makes no sense.
             with capture_logs() as logs:
                 await set_policy(bus, BrownoutPolicy(way=3))
-                await waiting.until(lambda: "brownout.refused" in {log["event"] for log in logs})
+                await waiting.until(lambda: "document.refused" in {log["event"] for log in logs})
             running = service.requests.engine
             assert running is not None
             assert running.engine.brownout.policy == MANUAL

@@ -82,3 +82,34 @@ async def test_a_lead_that_ran_out_while_its_holder_slept_is_said(bus, capsys):
         (True, False),
         (False, False),
     ]
+
+
+@pytest.mark.parametrize(
+    "holder",
+    [
+        b"",
+        b"x",
+        b"mallory/1",
+        b"s-1/" + b"9" * 5000,
+        "s-1/²".encode(),
+        b"\xff/1",
+        b"/1",
+        b"9" * 9000,
+    ],
+)
+async def test_a_lease_that_no_scheduler_holds_is_taken(bus, holder: bytes) -> None:
+    """It has another form, or no end."""
+    await bus.compare_and_set({"leader:scheduler": None}, {"leader:scheduler": holder})
+
+    async with leadership(bus, "scheduler", "s-1", 1) as claim:
+        assert claim.held
+
+
+async def test_a_lease_that_another_scheduler_holds_is_not_taken(bus) -> None:
+    await bus.compare_and_set(
+        {"leader:scheduler": None}, {"leader:scheduler": b"s-2/1"}, ttl_s=LEASE_S
+    )
+
+    async with leadership(bus, "scheduler", "s-1", 1) as claim:
+        assert not claim.held
+        assert claim.leader == "s-2"

@@ -4,13 +4,10 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 
 import msgspec
-import structlog
 
 from moesaic.cluster.redis.bus import Bus
-from moesaic.errors import InvalidInput, PeerLost
+from moesaic.errors import PeerLost
 from moesaic.messages.brownout import BrownoutHint, BrownoutPolicy
-
-log = structlog.get_logger()
 
 STREAM = "ctl:brownout"  # hints that the policy has changed
 POLICY = "brownout:policy"
@@ -29,7 +26,4 @@ async def watch_brownout(bus: Bus) -> AsyncGenerator[BrownoutPolicy, None]:
             if found is None or found == known:
                 continue
             known = found
-            try:
-                yield found.checked()
-            except InvalidInput as error:  # of another version
-                log.error("brownout.refused", cause=str(error))
+            yield found

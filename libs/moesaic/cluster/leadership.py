@@ -1,13 +1,14 @@
 """One leader at a time, others ready to take over."""
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 import structlog
 
-from moesaic.cluster.background import background
+from moesaic.cluster.background import tended
 from moesaic.cluster.redis.bus import Bus
 from moesaic.errors import PeerLost
 
@@ -15,6 +16,7 @@ log = structlog.get_logger()
 
 LEASE_S = 10
 RENEW_S = 3.0
+_TOKEN = re.compile(rb"([A-Za-z0-9._-]{1,256})/([0-9]{1,16})")  # worker id and generation
 
 
 class Leadership:
@@ -61,7 +63,7 @@ class Leadership:
         async with self._turn:
             asked = self._clock()  # the lease runs from its grant, which is later
             holder = await self._bus.get_bytes(self._key)
-            if holder is None or holder == self._token or self._is_predecessor(holder):
+            if holder is None or holder == self._token or await self._may_be_replaced(holder):
                 taken = await self._bus.compare_and_set(
                     {self._key: holder}, self.fence, ttl_s=LEASE_S
                 )
@@ -87,10 +89,13 @@ class Leadership:
         with suppress(PeerLost):
             await self._bus.compare_and_set(self.fence, {self._key: None})
 
-    def _is_predecessor(self, holder: bytes) -> bool:
-        worker_id, _, generation = holder.decode(errors="replace").rpartition("/")
+    async def _may_be_replaced(self, holder: bytes) -> bool:
+        """True for an earlier start of this process, and for what no scheduler wrote: it would never end."""
+        token = _TOKEN.fullmatch(holder)
+        if token is None or not await self._bus.expires_within(self._key, LEASE_S):
+            return True
         ours = int(self._token.rpartition(b"/")[2])
-        return worker_id == self._worker_id and generation.isdigit() and int(generation) < ours
+        return token[1].decode() == self._worker_id and int(token[2]) < ours
 
 
 @asynccontextmanager
@@ -102,7 +107,7 @@ async def leadership(
     with suppress(PeerLost):
         await claim.contend()
     try:
-        async with background(claim.keep(), "leadership"):
+        async with tended(claim.keep, "leadership"):
             yield claim
     finally:
         await claim.resign()

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, suppress
 import msgspec
 import structlog
 
-from moesaic.cluster.background import background
+from moesaic.cluster.background import tended
 from moesaic.cluster.redis.bus import Bus
 from moesaic.cluster.waiting.changes import Changes
 from moesaic.errors import PeerLost
@@ -17,7 +17,7 @@ log = structlog.get_logger()
 STREAM = "ctl:placement"
 POINTER = "placement:current"  # holds the epoch, in digits
 
-_documents = msgspec.msgpack.Decoder(Placement)
+documents = msgspec.msgpack.Decoder(Placement)
 _hints = msgspec.msgpack.Decoder(PlacementHint)
 
 
@@ -45,11 +45,14 @@ class PlacementView(Changes):
             self.note_change()
 
     async def refresh(self, bus: Bus) -> None:
-        """Read the placement that the pointer names, if it is newer."""
+        """Read the placement that the pointer names, if it is newer.
+
+        The pointer has no seal, and the document has: without it the pointer means nothing.
+        """
         epoch = await committed_epoch(bus)
         if epoch > self.epoch:
-            placement = await bus.get(document(epoch), _documents)
-            if placement is not None:
+            placement = await bus.get(document(epoch), documents)
+            if placement is not None and placement.epoch == epoch:
                 self.accept(placement)
 
 
@@ -65,14 +68,13 @@ async def watch_placement(bus: Bus) -> AsyncIterator[PlacementView]:
 
     with suppress(PeerLost):
         await view.refresh(bus)
-    async with background(follow(), "placement"):
+    async with tended(follow, "placement"):
         yield view
 
 
 async def committed_epoch(bus: Bus) -> int:
     """Read the epoch that the pointer names; 0 if there is none."""
-    value = await bus.get_bytes(POINTER)
-    return int(value) if value and value.isdigit() else 0
+    return (await bus.get_number(POINTER)).message or 0
 
 
 def document(epoch: int) -> str:

@@ -10,12 +10,13 @@ import msgspec
 import structlog
 from prometheus_client import Counter
 
-from moesaic.cluster.background import background
+from moesaic.cluster.background import background, tended
 from moesaic.cluster.placement_view import PlacementView, watch_placement
 from moesaic.cluster.redis.bus import Bus
 from moesaic.cluster.security.credentials import own_credentials
 from moesaic.cluster.waiting.changes import Changes
 from moesaic.errors import InvalidInput, PeerLost
+from moesaic.messages.bounds import MOST
 from moesaic.messages.registry import Generation, RegistryHint, WorkerRecord
 
 __all__ = [
@@ -104,12 +105,12 @@ class Lease:
         """Give up the lease, if Redis answers and the lease is still ours."""
         name = lease_key(self.record.worker_id)
         with suppress(PeerLost):
-            value = await self._bus.get_bytes(name)
-            held = self._bus.opened(name, value, _records)
+            stored = await self._bus.get_stored(name, _records)
+            held = stored.message
             if held is None or held.generation != self.record.generation:
                 return
             # Compared with the value just read: a successor may have taken the lease meanwhile.
-            if await self._bus.compare_and_set({name: value}, {name: None}):
+            if await self._bus.compare_and_set({name: stored.value}, {name: None}):
                 await self._hint("left")  # the index is the scheduler's to tidy
 
     async def _announce(self, event: str) -> None:
@@ -161,7 +162,8 @@ class Fleet(Changes):
     async def refresh(self, bus: Bus) -> None:
         """Read all records."""
         try:
-            names = await bus.members(_INDEX)
+            # Who is known is looked for also where the index cannot be read: its lease tells.
+            names = sorted({*await bus.members(_INDEX), *self.workers})
             found = await bus.get_written([lease_key(name) for name in names], _records)
         except PeerLost as error:
             if not self.stale:
@@ -210,7 +212,7 @@ async def watch_fleet(bus: Bus) -> AsyncIterator[Fleet]:
             await fleet.refresh(bus)
 
     await fleet.refresh(bus)
-    async with background(follow(), "fleet"):
+    async with tended(follow, "fleet"):
         yield fleet
 
 
@@ -223,11 +225,12 @@ async def next_generation(bus: Bus, worker_id: str) -> int:
     name = f"generation:{worker_id}"
     while True:
         try:
-            stored = await bus.get_bytes(name)
-            last = bus.opened(name, stored, _generations)
-            generation = max(last.generation + 1 if last else 0, int(time.time()))
+            stored = await bus.get_stored(name, _generations)
+            last, generation = stored.message, int(time.time())
+            if last and last.generation < MOST:
+                generation = max(last.generation + 1, generation)
             value = bus.sealed(name, Generation(generation=generation))
-            if await bus.compare_and_set({name: stored}, {name: value}, ttl_s=_GENERATION_S):
+            if await bus.compare_and_set({name: stored.value}, {name: value}, ttl_s=_GENERATION_S):
                 return generation
         except PeerLost as error:
             log.warning("service.waiting", waiting_for=str(error))
@@ -245,8 +248,8 @@ async def tidy_index(bus: Bus) -> None:
             names = await bus.members(_INDEX)
             found = await bus.get_written([lease_key(name) for name in names], _records)
             absent = {name for name, one in zip(names, found, strict=True) if one is None}
-            for name in absent & gone:  # absent twice: a worker that starts is in the index first
-                await bus.remove_member(_INDEX, name)
+            # Absent twice: a worker that starts is in the index first.
+            await bus.remove_member(_INDEX, *absent & gone)
             gone = absent
         await asyncio.sleep(_TIDY_S)
 

@@ -4,11 +4,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 import msgspec
 import structlog
 
-from moesaic.cluster.background import background
+from moesaic.cluster.background import tended
 from moesaic.cluster.redis.bus import Bus
 from moesaic.cluster.registry import LEASE_S, RENEW_S
 from moesaic.errors import PeerLost
@@ -41,7 +42,7 @@ async def same_weights(
         clock: seconds that only grow.
     """
     await _join(bus, own, waiting_for, clock)
-    async with background(_stay(bus, own), "weights"):
+    async with tended(partial(_stay, bus, own), "weights"):
         yield
 
 
@@ -102,12 +103,12 @@ async def _claim(bus: Bus, own: Weights, *, may_be_first: bool) -> Weights | Non
     Raises:
         PeerLost: Redis did not do it.
     """
-    stored = await bus.get_bytes(_KEY)
-    held = bus.opened(_KEY, stored, _weights)
+    stored = await bus.get_stored(_KEY, _weights)
+    held = stored.message
     if not held.unlike(own) if held else may_be_first:
         mine = bus.sealed(_KEY, own)
-        if await bus.compare_and_set({_KEY: stored}, {_KEY: mine}, ttl_s=LEASE_S):
+        if await bus.compare_and_set({_KEY: stored.value}, {_KEY: mine}, ttl_s=LEASE_S):
             return own
         # Another worker was faster, with these weights or others.
-        held = bus.opened(_KEY, await bus.get_bytes(_KEY), _weights)
+        held = await bus.get(_KEY, _weights)
     return held

@@ -9,7 +9,13 @@ import structlog
 from prometheus_client import Counter, Gauge
 
 from moesaic.cluster.leadership import Leadership
-from moesaic.cluster.placement_view import POINTER, STREAM, PlacementView, document
+from moesaic.cluster.placement_view import (
+    POINTER,
+    STREAM,
+    PlacementView,
+    document,
+    documents,
+)
 from moesaic.cluster.redis.bus import Bus
 from moesaic.cluster.rpc.channels import CONTROL_TIMEOUT_S, channel
 from moesaic.errors import NotReady, PeerLost
@@ -20,6 +26,7 @@ from moesaic.v1 import admin_pb2, admin_pb2_grpc
 log = structlog.get_logger()
 
 _COUNTER = "placement:epoch"  # the highest epoch ever allocated, committed or not
+MOST_AHEAD = 1 << 32  # of a stored epoch; a placement a second takes a century
 _KEEP_OLD_S = 3600  # how long the document of the epoch before can still be read
 
 _epoch = Gauge("moesaic_placement_epoch", "epoch of the committed placement")
@@ -41,9 +48,8 @@ class EpochStore:
             NotReady: another scheduler leads now.
             PeerLost: Redis did not answer.
         """
-        stored = await self._bus.get_bytes(_COUNTER)
-        known = self._view.epoch, self.floor, self._given_out
-        epoch = max(_number(stored), await self._pointed(), *known) + 1
+        (stored, last), (_, pointed) = await self._read(_COUNTER), await self._read(POINTER)
+        epoch = max(last, pointed, self._known) + 1
         await self.write({_COUNTER: stored}, {_COUNTER: b"%d" % epoch})
         self._given_out = epoch
         return epoch
@@ -59,11 +65,13 @@ class EpochStore:
             PeerLost: Redis did not answer, and the outcome is unknown.
         """
         before = self._view.current
-        pointer, given_out = await self._bus.get_bytes(POINTER), await self._bus.get_bytes(_COUNTER)
-        if _number(pointer) >= placement.epoch:
-            raise NotReady(f"epoch {_number(pointer)} was committed by another scheduler")
-        if _number(given_out) != placement.epoch:
-            last = _number(given_out)
+        (pointer, pointed), (given_out, last) = (
+            await self._read(POINTER),
+            await self._read(_COUNTER),
+        )
+        if pointed >= placement.epoch:
+            raise NotReady(f"epoch {pointed} was committed by another scheduler")
+        if last != placement.epoch:
             raise NotReady(f"the epoch given out last is {last}, no longer {placement.epoch}")
         await self.write({POINTER: pointer, _COUNTER: given_out}, self._documents(placement))
         self._view.accept(placement)
@@ -74,7 +82,7 @@ class EpochStore:
                 await self._bus.put(document(before.epoch), before, ttl_s=_KEEP_OLD_S)
 
     async def agree(self) -> None:
-        """Take the placement from Redis, or restore it there if Redis has lost it.
+        """Take the placement from Redis, or restore it there if it cannot be read there.
 
         Raises:
             NotReady: another scheduler leads now.
@@ -85,10 +93,16 @@ class EpochStore:
         if current is None:
             return
         _epoch.set(current.epoch)
-        pointer, stored = await self._bus.get_bytes(POINTER), await self._bus.get_bytes(_COUNTER)
-        if _number(pointer) >= current.epoch:
-            return
-        counter = b"%d" % max(_number(stored), current.epoch, self._given_out)
+        (pointer, pointed), (stored, last) = await self._read(POINTER), await self._read(_COUNTER)
+        if pointed > current.epoch:
+            await self._view.refresh(self._bus)
+            if self._view.epoch >= pointed:  # it came meanwhile
+                return
+        elif pointed == current.epoch:
+            found = await self._bus.get(document(current.epoch), documents)
+            if found is not None:
+                return
+        counter = b"%d" % max(last, current.epoch, self._given_out)
         values = {**self._documents(current), _COUNTER: counter}
         await self.write({POINTER: pointer, _COUNTER: stored}, values)
         _republished.inc()
@@ -110,8 +124,21 @@ class EpochStore:
         name = document(placement.epoch)
         return {name: self._bus.sealed(name, placement), POINTER: b"%d" % placement.epoch}
 
-    async def _pointed(self) -> int:
-        return _number(await self._bus.get_bytes(POINTER))
+    @property
+    def _known(self) -> int:
+        return max(self._view.epoch, self.floor, self._given_out)
+
+    async def _read(self, name: str) -> tuple[bytes | None, int]:
+        """Read an epoch, which has no seal: one that is far ahead of all that is known was made up.
+
+        Returns:
+            Its value, for ``write``, and the epoch; 0 if there is none.
+        """
+        value, number = await self._bus.get_number(name)
+        if number is not None and number > self._known + MOST_AHEAD:
+            await self._bus.refuse(name, value or b"", f"it is more than {MOST_AHEAD} epochs ahead")
+            number = None
+        return value, number or 0
 
     async def write(
         self, expected: dict[str, bytes | None], values: dict[str, bytes | None]
@@ -128,10 +155,6 @@ class EpochStore:
         await self._leadership.contend()  # a Redis that lost its data lost the lease as well
         if not (self._leadership.held and await self._bus.compare_and_set(fenced, values)):
             raise NotReady("another scheduler leads now, or wrote at the same time")
-
-
-def _number(value: bytes | None) -> int:
-    return int(value) if value and value.isdigit() else 0
 
 
 async def _epoch_seen(record: WorkerRecord) -> int | None:

@@ -1,8 +1,6 @@
 """Profiles of edge agents, as they tell them: links, memory, and what experts elsewhere cost."""
 
-import asyncio
 import time
-from contextlib import aclosing
 from dataclasses import dataclass, field
 
 import msgspec
@@ -12,6 +10,7 @@ from moesaic.cluster.leadership import Leadership
 from moesaic.cluster.redis.bus import Bus
 from moesaic.messages.placement import Placement
 from moesaic.messages.site_profile import SiteProfile
+from moesaic.services.scheduler.following import follow_while_leading
 
 log = structlog.get_logger()
 
@@ -23,7 +22,6 @@ SLOWDOWN_HALF_LIFE_S = 900.0  # of what was measured of it: the mix of requests 
 UNKNOWN_WEIGHS_S = 1.0  # of layers of experts, beside what was measured
 SILENT_S = 60.0  # a profile that is older says nothing of now,
 SILENT_WINDOWS = 3  # unless it tells of a time so long that the next is not overdue
-_LOOK_S = 1.0
 _decoder: "msgspec.msgpack.Decoder[SiteProfile]" = msgspec.msgpack.Decoder(SiteProfile)
 
 
@@ -95,18 +93,14 @@ class SiteProfiles:
 
     async def run(self) -> None:
         """Take in every profile while this scheduler leads, for ever."""
-        while True:
-            if self._leadership.held:
-                self._sites.clear()
-                read = self._bus.read_on(STREAM, _decoder)
-                async with aclosing(read) as profiles:
-                    async for profile in profiles:
-                        if profile is not None:
-                            self.take(profile, time.monotonic())
-                            await asyncio.sleep(0)  # there may be many at first
-                        if not self._leadership.held:
-                            break
-            await asyncio.sleep(_LOOK_S)
+        await follow_while_leading(
+            self._bus,
+            self._leadership,
+            STREAM,
+            _decoder,
+            lambda profile: self.take(profile, time.monotonic()),
+            begin=self._sites.clear,
+        )
 
     def take(self, profile: SiteProfile, now_s: float) -> None:
         """Take in one profile, which came at ``now_s`` of a clock that never goes back."""

@@ -1,10 +1,8 @@
 """Traffic of the models, from the reports of expert workers."""
 
-import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import aclosing
 from dataclasses import dataclass, field
 
 import msgspec
@@ -19,6 +17,7 @@ from moesaic.messages.activation_report import ActivationReport
 from moesaic.messages.placement import Placement
 from moesaic.placement.traffic.origin_traffic import OriginTraffic
 from moesaic.placement.traffic.statistics import Statistics
+from moesaic.services.scheduler.following import follow_while_leading
 
 log = structlog.get_logger()
 
@@ -26,7 +25,6 @@ STREAM = "ctl:activations"
 MAX_MODELS = 4  # whose traffic is remembered
 MAX_EPOCHS = 16  # whose measurements are remembered
 MAX_GONE = 16  # origins that may come back, and find their demand known
-_LOOK_S = 1.0
 _MOST_TOLD = 1000  # workers whose refusal is not logged again
 
 _reports = Counter("moesaic_activation_reports", "reports of expert workers", ["outcome"])
@@ -95,19 +93,14 @@ class TrafficFeed:
 
         A new leader begins with the reports of the last minutes, which Redis has.
         """
-        while True:
-            if self._leadership.held:
-                self._models.clear()  # all that is there is read now
-                self._told.clear()
-                read = self._bus.read_on(STREAM, _decoder)
-                async with aclosing(read) as reports:
-                    async for report in reports:
-                        if report is not None:
-                            self.take(report)
-                            await asyncio.sleep(0)  # there may be many at first
-                        if not self._leadership.held:
-                            break
-            await asyncio.sleep(_LOOK_S)
+        await follow_while_leading(
+            self._bus, self._leadership, STREAM, _decoder, self.take, begin=self._forget_all
+        )
+
+    def _forget_all(self) -> None:
+        """Forget what was read before: all that is there is read now."""
+        self._models.clear()
+        self._told.clear()
 
     def take(self, report: ActivationReport) -> None:
         """Take in one report; a report that cannot be true is counted and changes nothing."""

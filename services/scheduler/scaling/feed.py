@@ -1,11 +1,9 @@
 """Load and costs of the workers, from their reports."""
 
-import asyncio
 import math
 import time
 from collections import deque
 from collections.abc import Callable, Container, Iterable
-from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,15 +14,14 @@ from moesaic.cluster.leadership import Leadership
 from moesaic.cluster.load_view import KEPT, REPORT_EVERY_S, STREAM
 from moesaic.cluster.redis.bus import Bus
 from moesaic.costs.book import model_of_fleet
-from moesaic.errors import PeerLost
 from moesaic.messages.performance import LoadReport, PerformanceModel
 from moesaic.messages.scaling import ScalingPolicy
 from moesaic.scaling.contract import Objectives
+from moesaic.services.scheduler.following import follow_while_leading
 from moesaic.services.scheduler.scaling.sane_reports import sane
 
 LATELY_S = 3 * REPORT_EVERY_S  # a worker that is silent for longer may be gone, or cut off
 FEW_ANSWERS = 10  # fewer say nothing
-_LOOK_S = 1.0
 _FORGET_S = 3600.0  # costs of a worker that left are known for so long
 _NEWEST = 16  # reports, of which one at least makes sense
 _MOST_WORKERS = 4096  # whose costs are known
@@ -61,6 +58,8 @@ class LoadFeed:
         self, bus: Bus, leadership: Leadership, wall_clock: Callable[[], float] = time.time
     ) -> None:
         self.is_caught_up = False
+        self._newest: tuple[str, int, float] | None = None  # report, of those that were there
+        self._lost_at = float("-inf")
         self._bus, self._leadership, self._wall_clock = bus, leadership, wall_clock
         self._keep_s = ScalingPolicy().window_s
         self._recent: deque[_Came] = deque()  # in the order in which they came
@@ -72,30 +71,33 @@ class LoadFeed:
 
         A new leader begins with those that Redis has, oldest first.
         """
-        while True:
-            if self._leadership.held:
-                with suppress(PeerLost):
-                    await self._read()
-                self._forget()
-            await asyncio.sleep(_LOOK_S)
+        await follow_while_leading(
+            self._bus,
+            self._leadership,
+            STREAM,
+            _reports,
+            self._take_next,
+            begin=self._begin,
+            rest=self._rest,
+            end=self._forget,
+        )
 
-    async def _read(self) -> None:
+    async def _begin(self) -> None:
         found = await self._bus.latest(STREAM, _reports, _NEWEST)
-        newest = next((_key(each) for each in reversed(found) if math.isfinite(each.at)), None)
-        self.is_caught_up = newest is None
-        lost_at = self._bus.last_lost
-        read = self._bus.read_on(STREAM, _reports)
-        async with aclosing(read) as reports:
-            async for report in reports:
-                if report is not None:
-                    self.take(report)
-                    self.is_caught_up = self.is_caught_up or _key(report) == newest
-                    await asyncio.sleep(0)  # there may be many at first
-                elif self._bus.last_lost == lost_at:  # there is no news because there is none
-                    self.is_caught_up = True
-                lost_at = self._bus.last_lost
-                if not self._leadership.held:
-                    break
+        keys = (_key(each) for each in reversed(found) if math.isfinite(each.at))
+        self._newest = next(keys, None)
+        self.is_caught_up = self._newest is None
+        self._lost_at = self._bus.last_lost
+
+    def _take_next(self, report: LoadReport) -> None:
+        self.take(report)
+        self.is_caught_up = self.is_caught_up or _key(report) == self._newest
+        self._lost_at = self._bus.last_lost
+
+    def _rest(self) -> None:
+        if self._bus.last_lost == self._lost_at:  # there is no news because there is none
+            self.is_caught_up = True
+        self._lost_at = self._bus.last_lost
 
     def take(self, report: LoadReport) -> None:
         """Keep one report; one that is told again, or cannot be true, changes nothing."""

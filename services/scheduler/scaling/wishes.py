@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from moesaic.cluster.leadership import Leadership
 from moesaic.cluster.redis.bus import Bus
+from moesaic.cluster.redis.documents import Stored
 from moesaic.errors import NotReady, PeerLost
 from moesaic.messages.scaling import FleetShape, ScalingWish
 from moesaic.services.scheduler.epochs.store import EpochStore
@@ -54,8 +55,8 @@ class WishStore:
         """
         async with self._turn:
             found = await self._read()
-            if found is None and self.wish is not None and self._leadership.held:
-                await self._write(None, self.wish)
+            if found.message is None and self.wish is not None and self._leadership.held:
+                await self._write(found.value, self.wish)
 
     async def want(
         self, shape: FleetShape, before: FleetShape, decision_id: str
@@ -75,7 +76,7 @@ class WishStore:
             PeerLost: Redis did not answer, and the outcome is unknown.
         """
         async with self._turn:
-            stored = await self._read()
+            stored = (await self._read()).value
             last = self.wish
             wish = ScalingWish(
                 number=last.number + 1 if last else 1,
@@ -103,18 +104,17 @@ class WishStore:
         """
         async with self._turn:
             wish = self.wish
-            stored = await self._read()
+            stored = (await self._read()).value
             if wish is None or self.wish != wish:
                 raise NotReady("another shape is wanted now")
             ended = replace(wish, seconds=seconds, failure=failure)
             await self._write(stored, ended)
             return ended
 
-    async def _read(self) -> bytes | None:
-        found = await self._bus.get_bytes(WISH)
-        wish = self._bus.opened(WISH, found, _wishes)
-        if wish is not None:
-            self.wish = wish
+    async def _read(self) -> Stored[ScalingWish]:
+        found = await self._bus.get_stored(WISH, _wishes)
+        if found.message is not None:
+            self.wish = found.message
         return found
 
     async def _write(self, stored: bytes | None, wish: ScalingWish) -> None:

@@ -2,8 +2,8 @@
 
 State lives in documents; a stream entry only says that one changed. So a reader that missed
 entries, or a Redis that lost them, costs nothing but a look at the documents. Both are sealed with
-the cluster's secret (``moesaic.cluster.redis.seals``); anything else counts as absent, and is
-reported by ``moesaic_redis_refused``.
+the cluster's secret (``moesaic.cluster.redis.seals``). Whatever cannot be read counts as absent
+(``moesaic.cluster.redis.reading``), and is kept with the dead letters.
 """
 
 from collections.abc import AsyncIterator
@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 
 from moesaic.cluster.redis.clients import CONTROL_PLANE_UP
 from moesaic.cluster.redis.connection import RedisConnection, await_redis
+from moesaic.cluster.redis.dead_letters import DeadLetters
 from moesaic.cluster.redis.documents import Documents
 from moesaic.cluster.redis.streams import Streams
 from moesaic.cluster.security.credentials import Credentials, own_credentials
@@ -25,8 +26,9 @@ class Bus(Documents, Streams):
 
     def __init__(self, redis_url: str, cluster: str, credentials: Credentials) -> None:
         connection = RedisConnection(redis_url, cluster, credentials)
-        Documents.__init__(self, connection)
-        Streams.__init__(self, connection)
+        dead_letters = DeadLetters(connection)
+        Documents.__init__(self, connection, dead_letters)
+        Streams.__init__(self, connection, dead_letters)
 
     @property
     def last_lost(self) -> float:

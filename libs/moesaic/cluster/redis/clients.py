@@ -27,8 +27,14 @@ BLOCK_S = 2.0  # how long a read waits for news
 CONTROL_PLANE_UP = Gauge(
     "moesaic_control_plane_up", "1 while Redis answers; without it the last placement holds"
 )
+# Answers of Redis about one key: it holds a value of another type, or a stream that ends with the largest id there is.
+_OF_A_KEY = ("WRONGTYPE", "stream has exhausted", "equal or smaller than")
 _FLAG = "--redis-url (MOESAIC_REDIS_URL)"
 _SCHEMES = ("redis://", "rediss://", "unix://")
+
+
+class CommandRefused(PeerLost):
+    """Redis answers, and does not do what was asked of one key: that is no outage."""
 
 
 def redis_client(redis_url: str, name: str, *, timeout_s: float) -> Any:
@@ -88,6 +94,9 @@ def outages(redis_url: str) -> Iterator[None]:
     try:
         yield
     except (RedisError, OSError) as error:
+        if is_of_a_key(error):
+            CONTROL_PLANE_UP.set(1)
+            raise CommandRefused(f"redis at {public_url(redis_url)}", _cause(error)) from error
         CONTROL_PLANE_UP.set(0)
         raise PeerLost(f"redis at {public_url(redis_url)}", _cause(error)) from error
     else:
@@ -95,6 +104,11 @@ def outages(redis_url: str) -> Iterator[None]:
     finally:
         if task and task.cancelling() > asked_before:
             raise asyncio.CancelledError
+
+
+def is_of_a_key(error: object) -> bool:
+    """True for answers of Redis that only one key is the cause of."""
+    return isinstance(error, ResponseError) and any(words in str(error) for words in _OF_A_KEY)
 
 
 def _diagnosis(where: str, error: BaseException) -> MoesaicError:

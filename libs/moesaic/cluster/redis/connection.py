@@ -10,6 +10,7 @@ from moesaic.addresses import public_url
 from moesaic.cluster.redis.clients import (
     BLOCK_S,
     COMMAND_TIMEOUT_S,
+    CommandRefused,
     check_redis,
     outages,
     redis_client,
@@ -47,10 +48,12 @@ class RedisConnection:
 
     @contextmanager
     def noting_outages(self) -> Iterator[None]:
-        """Turn Redis's failures into ``PeerLost``, and remember when the last one was."""
+        """Turn Redis's failures into ``PeerLost``, and remember when the last outage was."""
         try:
             with outages(self._url):
                 yield
+        except CommandRefused:
+            raise
         except PeerLost:
             self.last_lost = time.monotonic()
             raise

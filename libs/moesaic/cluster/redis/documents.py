@@ -1,31 +1,55 @@
-"""Documents in Redis: sealed values, sets of names, and compare-and-set."""
+"""Documents in Redis: sealed values, numbers, sets of names, and compare-and-set."""
 
-from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
-import structlog
-from redis.exceptions import WatchError
+from redis.exceptions import NoPermissionError, ResponseError, WatchError
 
+from moesaic.cluster.redis.clients import CommandRefused, is_of_a_key
 from moesaic.cluster.redis.connection import RedisConnection
-from moesaic.cluster.redis.seals import REFUSED, SealBroken
+from moesaic.cluster.redis.dead_letters import DeadLetters
+from moesaic.cluster.redis.reading import (
+    MAX_BYTES,
+    Decoder,
+    Unreadable,
+    read_message,
+    read_number,
+)
 
-log = structlog.get_logger()
 T = TypeVar("T")
-Decoder = msgspec.msgpack.Decoder
+
+_AT_ONCE = 64  # values that one command reads
+_MAX_MEMBERS = 20_000  # of a set that are looked at
+_MAX_MEMBER_BYTES = 256
+_NO_STRING = Unreadable("its key holds no string", foreign=True)
+
+
+class Stored(NamedTuple, Generic[T]):
+    """Content of a key.
+
+    Attributes:
+        value: for ``compare_and_set``; None: no string that can be read.
+        message: None if it counts as absent.
+    """
+
+    value: bytes | None
+    message: T | None
 
 
 class Documents:
     """The documents of one cluster.
 
-    Every call to Redis raises ``PeerLost`` when it was not done within a second.
+    Every call to Redis raises ``PeerLost`` when it was not done within a second. What cannot be
+    read counts as absent (``moesaic.cluster.redis.reading``) and goes to the dead letters.
 
     Attributes:
         connection: to the cluster's Redis.
+        dead_letters: what could not be read.
     """
 
-    def __init__(self, connection: RedisConnection) -> None:
-        self.connection = connection
+    def __init__(self, connection: RedisConnection, dead_letters: DeadLetters) -> None:
+        self.connection, self.dead_letters = connection, dead_letters
 
     async def put(self, name: str, message: msgspec.Struct, *, ttl_s: int | None = None) -> None:
         """Store a document, for good or for ``ttl_s`` seconds."""
@@ -38,66 +62,67 @@ class Documents:
         """Read a document.
 
         Returns:
-            The document; None if it is not there or cannot be read, which is logged.
+            The document; None if it counts as absent.
         """
-        return self.opened(name, await self.get_bytes(name), decoder)
+        return (await self.get_stored(name, decoder)).message
+
+    async def get_stored(self, name: str, decoder: Decoder[T]) -> "Stored[T]":
+        """Read a document that is to be replaced."""
+        value = await self.get_bytes(name)
+        found = await self._read(name, value, decoder)
+        return Stored(value, found[0] if found else None)
+
+    async def get_number(self, name: str) -> Stored[int]:
+        """Read a number that is written in digits."""
+        value = await self.get_bytes(name)
+        if value is None:
+            return Stored(None, None)
+        try:
+            return Stored(value, read_number(value))
+        except Unreadable as why:
+            await self.dead_letters.document(name, value, why)
+            return Stored(value, None)
 
     async def get_written(
         self, names: Iterable[str], decoder: Decoder[T]
     ) -> list[tuple[T, int] | None]:
-        """Read several documents at once, each with its number.
+        """Read several documents, each with its number.
 
         Returns:
             In the order of ``names`` what ``get`` gives, with the number of the writing: it grows
             with all that one process writes, and is in milliseconds since 1970 by its clock.
         """
-        names = list(names)
-        if not names:
-            return []
-        with self.connection.noting_outages():
-            values = await self.connection.client.mget(
-                [self.connection.key(name) for name in names]
-            )
-        return [
-            self._opened(name, value, decoder) for name, value in zip(names, values, strict=True)
-        ]
+        names, found = list(names), list[tuple[T, int] | None]()
+        for first in range(0, len(names), _AT_ONCE):
+            some = names[first : first + _AT_ONCE]
+            with self.connection.noting_outages():
+                values = await self._values(some, self.connection.client)
+            for name, value in zip(some, values, strict=True):
+                found.append(await self._read(name, value, decoder))
+        return found
 
     def sealed(self, name: str, message: msgspec.Struct) -> bytes:
         """Seal a document as it is stored under ``name``."""
         return self.connection.seals.seal(name, msgspec.msgpack.encode(message))
 
-    def opened(self, name: str, value: bytes | None, decoder: Decoder[T]) -> T | None:
-        """Open a value that is stored under ``name``.
-
-        Returns:
-            The document; None, which is logged, if it cannot be read or no process of this
-            cluster wrote it there.
-        """
-        found = self._opened(name, value, decoder)
-        return found[0] if found else None
-
     def age_s(self, number: int) -> float:
         """Give the age of a writing with this number, by the writer's clock and ours."""
         return self.connection.seals.age_s(number)
 
-    def _opened(self, name: str, value: bytes | None, decoder: Decoder[T]) -> tuple[T, int] | None:
-        if value is None:
-            return None
-        try:
-            opened = self.connection.seals.open(name, value)
-            return decoder.decode(opened.message), opened.number
-        except SealBroken as error:
-            REFUSED.labels("document").inc()
-            log.error("document.refused", name=name, cause=str(error))
-        except msgspec.DecodeError as error:
-            log.error("document.refused", name=name, cause=str(error))
-        return None
-
     async def get_bytes(self, name: str) -> bytes | None:
         """Read a value as ``compare_and_set`` writes it, sealed or not."""
         with self.connection.noting_outages():
-            value: bytes | None = await self.connection.client.get(self.connection.key(name))
+            [value] = await self._values([name], self.connection.client)
         return value
+
+    async def expires_within(self, name: str, seconds: float) -> bool:
+        """True if a key is gone after so many seconds, or Redis does not say when."""
+        with self.connection.noting_outages():
+            try:
+                left_ms = await self.connection.client.pttl(self.connection.key(name))
+            except NoPermissionError:  # by an older file of rights
+                return True
+        return bool(left_ms != -1 and left_ms <= seconds * 1000)
 
     async def delete(self, name: str) -> None:
         """Remove a key; nothing happens if it is not there."""
@@ -105,20 +130,48 @@ class Documents:
             await self.connection.client.delete(self.connection.key(name))
 
     async def add_member(self, name: str, member: str) -> None:
-        """Put a member into a set."""
+        """Put a member into a set; a value that is no set is replaced by one."""
+        key = self.connection.key(name)
         with self.connection.noting_outages():
-            await self.connection.client.sadd(self.connection.key(name), member)
+            try:
+                await self.connection.client.sadd(key, member)
+            except ResponseError as error:
+                if not is_of_a_key(error):
+                    raise
+                async with self.connection.client.pipeline(transaction=True) as together:
+                    together.delete(key)
+                    together.sadd(key, member)
+                    await together.execute()
 
-    async def remove_member(self, name: str, member: str) -> None:
-        """Take a member out of a set."""
-        with self.connection.noting_outages():
-            await self.connection.client.srem(self.connection.key(name), member)
+    async def remove_member(self, name: str, *members: str) -> None:
+        """Take members out of a set."""
+        for first in range(0, len(members), _AT_ONCE):
+            with self.connection.noting_outages():
+                await self.connection.client.srem(
+                    self.connection.key(name), *members[first : first + _AT_ONCE]
+                )
 
     async def members(self, name: str) -> list[str]:
-        """List the members of a set, sorted."""
-        with self.connection.noting_outages():
-            found = await self.connection.client.smembers(self.connection.key(name))
-        return sorted(member.decode(errors="replace") for member in found)
+        """List the members of a set, sorted; of a very large one only some."""
+        found: set[str] = set()
+        try:
+            with self.connection.noting_outages():
+                scanned = self.connection.client.sscan_iter(self.connection.key(name), count=1000)
+                async for member in scanned:
+                    if len(member) > _MAX_MEMBER_BYTES or not _is_text(member):
+                        why = Unreadable("a member is no name", foreign=True)
+                        await self.dead_letters.document(name, member, why)
+                    elif len(found) < _MAX_MEMBERS:
+                        found.add(member.decode())
+                    else:
+                        break
+        except CommandRefused as error:
+            await self.dead_letters.document(name, b"", Unreadable(error.cause, foreign=True))
+        return sorted(found)
+
+    async def refuse(self, name: str, value: bytes, why: str) -> None:
+        """Put a value aside that was read, and that its reader cannot use."""
+        await self.dead_letters.document(name, value, Unreadable(why, foreign=True))
 
     async def compare_and_set(
         self,
@@ -136,7 +189,7 @@ class Documents:
         with self.connection.noting_outages():
             async with self.connection.client.pipeline(transaction=True) as transaction:
                 await transaction.watch(*watched)
-                if await transaction.mget(watched) != list(expected.values()):
+                if await self._values(list(expected), transaction) != list(expected.values()):
                     return False
                 transaction.multi()
                 for name, value in values.items():
@@ -149,3 +202,45 @@ class Documents:
                 except WatchError:
                     return False
         return True
+
+    async def _values(self, names: Sequence[str], client: Any) -> list[bytes | None]:
+        """Read values with ``client``; those that are no strings, or too large, count as absent."""
+        keys = [self.connection.key(name) for name in names]
+        async with self.connection.client.pipeline(transaction=False) as asked:
+            for key in keys:
+                asked.strlen(key)
+            sizes = await asked.execute(raise_on_error=False)  # older rights do not allow to ask
+        fit = []
+        for name, key, size in zip(names, keys, sizes, strict=True):
+            if is_of_a_key(size):
+                await self.dead_letters.document(name, b"", _NO_STRING)
+            elif isinstance(size, int) and size > MAX_BYTES:
+                why = Unreadable(f"it has {size} bytes, {MAX_BYTES} at most can be read")
+                await self.dead_letters.document(name, b"", why)
+            else:
+                fit.append(key)
+        found = [await client.get(fit[0])] if len(fit) == 1 else []
+        if len(fit) > 1:
+            found = await client.mget(fit)
+        by_key = dict(zip(fit, found, strict=True))
+        return [by_key.get(key) for key in keys]
+
+    async def _read(
+        self, name: str, value: bytes | None, decoder: Decoder[T]
+    ) -> tuple[T, int] | None:
+        if value is None:
+            return None
+        try:
+            message, opened = read_message(self.connection.seals, name, value, decoder)
+        except Unreadable as why:
+            await self.dead_letters.document(name, value, why)
+            return None
+        self.dead_letters.document_is_readable(name)
+        return message, opened.number
+
+
+def _is_text(member: bytes) -> bool:
+    try:
+        return member.decode().isprintable()
+    except UnicodeDecodeError:
+        return False

@@ -1,29 +1,20 @@
-"""Entries of streams: opened, decoded, and put aside where that fails."""
+"""Entries of streams: read as messages, and put aside where that fails."""
 
-from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
-import msgspec
 import structlog
-from prometheus_client import Counter
-from redis.exceptions import RedisError
 
 from moesaic.cluster.redis.connection import RedisConnection
-from moesaic.cluster.redis.seals import REFUSED, Opened, SealBroken
+from moesaic.cluster.redis.dead_letters import DeadLetters
+from moesaic.cluster.redis.reading import Decoder, Unreadable, read_message
+from moesaic.cluster.redis.seals import REFUSED, Opened
 
 log = structlog.get_logger()
 T = TypeVar("T")
-Decoder = msgspec.msgpack.Decoder
 Fields = dict[bytes, bytes]
 """Fields of an entry: ``t`` is the tag of the message's type, ``p`` the sealed message."""
 
-_MAX_DEAD_LETTERS = 1000
-_MAX_DEAD_LETTER_BYTES = 4096
 _MAX_WRITERS = 10_000  # whose last numbers one reader of a stream remembers
-
-_dead_letters = Counter(
-    "moesaic_stream_dead_letters", "stream entries that could not be read", ["stream"]
-)
 
 
 class EntryReader(Generic[T]):
@@ -31,42 +22,49 @@ class EntryReader(Generic[T]):
 
     Args:
         connection: to the cluster's Redis.
+        dead_letters: for entries that cannot be read.
         stream: its name.
         decoder: of the messages.
         repeats: accept an entry that a writer has appended before; False gives each once only.
+        looks_back: at entries that were read before, perhaps.
     """
 
     def __init__(
-        self, connection: RedisConnection, stream: str, decoder: Decoder[T], *, repeats: bool
+        self,
+        connection: RedisConnection,
+        dead_letters: DeadLetters,
+        stream: str,
+        decoder: Decoder[T],
+        *,
+        repeats: bool,
+        looks_back: bool = False,
     ) -> None:
-        self._connection, self._stream, self._decoder = connection, stream, decoder
-        self._repeats = repeats
+        self._connection, self._dead_letters = connection, dead_letters
+        self._stream, self._decoder = stream, decoder
+        self._repeats, self._looks_back = repeats, looks_back
         self._newest: dict[bytes, int] = {}  # number, by writer
 
     async def read(self, entry_id: bytes, fields: Fields) -> T | None:
-        """Open and decode one entry; a damaged or forged one goes to ``dlq:<stream>``.
+        """Read one entry; one that cannot be read goes to the dead letters.
 
         Returns:
             The message; None if it cannot be read, is of another version, or is a repeat.
         """
         value = fields.get(b"p", b"")
         try:
-            opened = self._connection.seals.open(self._stream, value)
-        except SealBroken as error:
-            REFUSED.labels("entry").inc()
-            await self._put_aside(entry_id, value, str(error))
-            return None
-        if not (self._repeats or self._is_new(opened)):
-            return None
-        try:
-            return self._decoder.decode(opened.message)
-        except msgspec.DecodeError as error:
-            tag = fields.get(b"t", b"").decode(errors="replace")
-            if _another_version(tag, self._decoder):  # a newer peer's; the documents tell the rest
+            message, opened = read_message(
+                self._connection.seals, self._stream, value, self._decoder
+            )
+        except Unreadable as why:
+            tag = fields.get(b"t", b"").decode(errors="replace")[:100]
+            # A newer peer's, of whom the documents tell the rest.
+            if why.opened is not None and _another_version(tag, self._decoder):
                 log.warning("entry.version_unknown", stream=self._stream, type=tag)
-                return None
-            await self._put_aside(entry_id, opened.message, str(error))
+            else:
+                is_new = not self._looks_back
+                await self._dead_letters.entry(self._stream, entry_id, value, why, is_new=is_new)
             return None
+        return message if self._repeats or self._is_new(opened) else None
 
     def _is_new(self, opened: Opened) -> bool:
         """Compare with the newest entry of its writer that was read; remember this one."""
@@ -78,19 +76,6 @@ class EntryReader(Generic[T]):
         if len(self._newest) > _MAX_WRITERS:
             del self._newest[next(iter(self._newest))]
         return True
-
-    async def _put_aside(self, entry_id: bytes, payload: bytes, why: str) -> None:
-        _dead_letters.labels(self._stream).inc()
-        log.error("entry.refused", stream=self._stream, entry_id=entry_id.decode(), cause=why)
-        # All readers of the stream meet this entry. Under its own id Redis keeps only the first.
-        with suppress(RedisError, OSError):
-            await self._connection.client.xadd(
-                self._connection.key(f"dlq:{self._stream}"),
-                {"p": payload[:_MAX_DEAD_LETTER_BYTES], "why": why[:200]},
-                id=entry_id,
-                maxlen=_MAX_DEAD_LETTERS,
-                approximate=True,
-            )
 
 
 def _another_version(tag: str, decoder: Decoder[Any]) -> bool:

@@ -1,25 +1,31 @@
 """Streams in Redis: entries that hint at news, appended, watched and read on."""
 
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
+from redis.exceptions import ResponseError
 
-from moesaic.cluster.redis.clients import BLOCK_S
+from moesaic.cluster.redis.clients import BLOCK_S, CommandRefused, is_of_a_key
 from moesaic.cluster.redis.connection import RedisConnection
+from moesaic.cluster.redis.dead_letters import DeadLetters
 from moesaic.cluster.redis.entries import EntryReader, Fields
-from moesaic.cluster.redis.seals import SealBroken
+from moesaic.cluster.redis.reading import Decoder, Unreadable
 from moesaic.cluster.waiting.backoff import Backoff
 from moesaic.errors import PeerLost
 
 log = structlog.get_logger()
 T = TypeVar("T")
-Decoder = msgspec.msgpack.Decoder
+Entries = list[tuple[bytes, Fields]]
 
 _RETENTION_MS = 3600_000  # stream entries are hints; an hour of them is for people
+_AHEAD_MS = 86_400_000  # that Redis's clock may be before ours
+_MOST_HINTS = 4096  # that stay where Redis's time cannot tell which are old
+_AT_ONCE = 16  # entries that one command reads: each may be large
 _BEGINNING = b"0-0"  # the place before every entry of a stream
+_LARGEST = 1 << 64
 
 
 class Streams:
@@ -27,16 +33,19 @@ class Streams:
 
     Attributes:
         connection: to the cluster's Redis.
+        dead_letters: what could not be read.
     """
 
-    def __init__(self, connection: RedisConnection) -> None:
-        self.connection = connection
+    def __init__(self, connection: RedisConnection, dead_letters: DeadLetters) -> None:
+        self.connection, self.dead_letters = connection, dead_letters
         self._newest_ms: dict[str, int] = {}  # by stream, by Redis's clock
 
     async def append(
         self, stream: str, message: msgspec.Struct, *, max_entries: int | None = None
     ) -> None:
         """Add an entry to a stream and trim the stream.
+
+        A value that is no stream, or takes no entries any more, is replaced by a stream.
 
         Args:
             stream: its name.
@@ -46,20 +55,30 @@ class Streams:
         Raises:
             PeerLost: Redis did not do it within a second; it may have been done.
         """
-        newest_ms = self._newest_ms.get(stream)
-        by_age = max_entries is None and newest_ms is not None
+        newest_ms = self._newest_ms.get(stream, 0)
+        if max_entries is None and newest_ms > time.time() * 1000 + _AHEAD_MS:
+            max_entries = _MOST_HINTS  # somebody chose the last id, and no later one is larger
+        key, by_age = self.connection.key(stream), max_entries is None and newest_ms > 0
+        fields = {
+            "t": str(type(message).__struct_config__.tag),
+            "p": self.connection.seals.seal(stream, msgspec.msgpack.encode(message)),
+        }
         with self.connection.noting_outages():
-            entry_id = await self.connection.client.xadd(
-                self.connection.key(stream),
-                {
-                    "t": str(type(message).__struct_config__.tag),
-                    "p": self.connection.seals.seal(stream, msgspec.msgpack.encode(message)),
-                },
-                minid=max(0, (newest_ms or 0) - _RETENTION_MS) if by_age else None,
-                maxlen=max_entries,
-                approximate=True,
-            )
+            try:
+                entry_id = await self.connection.client.xadd(
+                    key,
+                    fields,
+                    minid=max(0, newest_ms - _RETENTION_MS) if by_age else None,
+                    maxlen=max_entries,
+                    approximate=True,
+                )
+            except ResponseError as error:
+                entry_id = await self._begun_anew(key, fields, error)
         self._newest_ms[stream] = int(entry_id.split(b"-")[0])
+
+    async def refuse_entry(self, stream: str, message: msgspec.Struct, why: str) -> None:
+        """Put a message aside that was read, and that its reader cannot use."""
+        await self.dead_letters.message(stream, msgspec.msgpack.encode(message), Unreadable(why))
 
     async def watch(self, stream: str, decoder: Decoder[T]) -> AsyncIterator[T | None]:
         """Give every entry from now on; the iterator never ends.
@@ -68,26 +87,27 @@ class Streams:
         seconds without news, for an entry that cannot be read, and each time Redis was lost or
         came back.
         """
-        entry_reader = EntryReader(self.connection, stream, decoder, repeats=True)
+        entry_reader = self._entry_reader(stream, decoder, repeats=True)
         last_id: bytes | None = None
-        backoff = Backoff()
+        idle, backoff = False, Backoff()
         while True:
+            entries: Entries = []
             try:
                 with self.connection.noting_outages():
-                    if last_id is None:
+                    if last_id is None or (idle and await self._begins_anew(stream, last_id)):
                         last_id = await self._newest_id(stream)
-                        entries = []
                     else:
                         entries = await self._after(stream, last_id)
                 backoff.reset()
             except PeerLost as error:
                 log.debug("redis.lost", cause=error.cause)
-                last_id, entries = None, []  # a Redis that lost its data counts its own ids
+                last_id = None  # a Redis that lost its data counts its own ids
                 await backoff.pause()
+            idle = not entries
             for entry_id, fields in entries:
                 last_id = entry_id
                 yield await entry_reader.read(entry_id, fields)
-            if not entries:
+            if idle:
                 yield None
 
     async def read_on(self, stream: str, decoder: Decoder[T]) -> AsyncGenerator[T | None, None]:
@@ -97,26 +117,26 @@ class Streams:
         given once, even if another process appends its copy. A Redis that lost its data is read
         from its beginning.
         """
-        entry_reader = EntryReader(self.connection, stream, decoder, repeats=False)
-        last_id, was_lost, backoff = _BEGINNING, False, Backoff()
+        entry_reader = self._entry_reader(stream, decoder, repeats=False)
+        last_id, idle, backoff = _BEGINNING, False, Backoff()
         while True:
+            entries: Entries = []
             try:
                 with self.connection.noting_outages():
-                    if was_lost and _place(await self._newest_id(stream)) < _place(last_id):
+                    if idle and await self._begins_anew(stream, last_id):
                         last_id = _BEGINNING
                     entries = await self._after(stream, last_id)
-                was_lost = False
                 backoff.reset()
             except PeerLost as error:
                 log.debug("redis.lost", cause=error.cause)
-                was_lost, entries = True, []
                 await backoff.pause()
+            idle = not entries
             for entry_id, fields in entries:
                 last_id = entry_id
                 message = await entry_reader.read(entry_id, fields)
                 if message is not None:
                     yield message
-            if not entries:
+            if idle:
                 yield None
 
     async def latest(self, stream: str, decoder: Decoder[T], count: int) -> list[T]:
@@ -128,24 +148,52 @@ class Streams:
         Raises:
             PeerLost: Redis did not answer within a second.
         """
-        with self.connection.noting_outages():
-            entries = await self.connection.client.xrevrange(
-                self.connection.key(stream), count=count
-            )
-        found = []
-        for _, fields in reversed(entries):
-            with suppress(msgspec.DecodeError, SealBroken):
-                opened = self.connection.seals.open(stream, fields.get(b"p", b""))
-                found.append(decoder.decode(opened.message))
-        return found
+        entry_reader = EntryReader(
+            self.connection, self.dead_letters, stream, decoder, repeats=True, looks_back=True
+        )
+        found = list[T]()
+        newest: Any = "+"
+        for left in range(count, 0, -_AT_ONCE):
+            try:
+                with self.connection.noting_outages():
+                    entries = await self.connection.client.xrevrange(
+                        self.connection.key(stream), max=newest, count=min(left, _AT_ONCE)
+                    )
+            except CommandRefused:  # it is no stream
+                break
+            read = [await entry_reader.read(*entry) for entry in entries]
+            found += [message for message in read if message is not None]
+            if len(entries) < min(left, _AT_ONCE) or (newest := _before(entries[-1][0])) is None:
+                break
+        return found[::-1]
+
+    def _entry_reader(self, stream: str, decoder: Decoder[T], *, repeats: bool) -> EntryReader[T]:
+        return EntryReader(self.connection, self.dead_letters, stream, decoder, repeats=repeats)
+
+    async def _begun_anew(self, key: str, fields: dict[str, Any], error: ResponseError) -> bytes:
+        """Replace by a stream with one entry what takes none, if this process may; else raise ``error``."""
+        if not is_of_a_key(error):
+            raise error
+        try:
+            async with self.connection.client.pipeline(transaction=True) as together:
+                together.delete(key)
+                together.xadd(key, fields)
+                entry_id: bytes = (await together.execute())[1]
+        except ResponseError as refusal:
+            raise error from refusal
+        return entry_id
+
+    async def _begins_anew(self, stream: str, last_id: bytes) -> bool:
+        """True if the stream ends before ``last_id``: Redis lost its data, or the stream was replaced."""
+        return _place(await self._newest_id(stream)) < _place(last_id)
 
     async def _newest_id(self, stream: str) -> bytes:
         newest = await self.connection.client.xrevrange(self.connection.key(stream), count=1)
         return newest[0][0] if newest else _BEGINNING
 
-    async def _after(self, stream: str, last_id: bytes) -> list[tuple[bytes, Fields]]:
+    async def _after(self, stream: str, last_id: bytes) -> Entries:
         answer = await self.connection.reader.xread(
-            {self.connection.key(stream): last_id}, count=100, block=int(BLOCK_S * 1000)
+            {self.connection.key(stream): last_id}, count=_AT_ONCE, block=int(BLOCK_S * 1000)
         )
         return answer[0][1] if answer else []
 
@@ -153,3 +201,11 @@ class Streams:
 def _place(entry_id: bytes) -> tuple[int, ...]:
     """Split an entry's id into Redis's time and a number, which order the entries of a stream."""
     return tuple(int(part) for part in entry_id.split(b"-"))
+
+
+def _before(entry_id: bytes) -> str | None:
+    """Name the largest id that is smaller; None if there is none."""
+    time_ms, number = _place(entry_id)
+    if number:
+        return f"{time_ms}-{number - 1}"
+    return f"{time_ms - 1}-{_LARGEST - 1}" if time_ms else None

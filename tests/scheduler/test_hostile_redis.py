@@ -1,0 +1,234 @@
+"""A scheduler's process, a gateway's and an attention worker's followers, with hostile values in every key.
+
+No cheaper test has all readers at work, with what they compute from what they read.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from moesaic.cluster.brownout_view import POLICY, watch_brownout
+from moesaic.cluster.leadership import leadership
+from moesaic.cluster.redis.bus import Bus
+from moesaic.cluster.redis.connection import RedisConnection
+from moesaic.cluster.registry import (
+    Fleet,
+    PlacementView,
+    next_generation,
+    watch_fleet,
+    watch_placement,
+)
+from moesaic.cluster.same_weights import same_weights
+from moesaic.cluster.security.credentials import Credentials
+from moesaic.messages.brownout import BrownoutPolicy
+from moesaic.messages.decisions import PlacementPolicy
+from moesaic.messages.registry import Weights
+from moesaic.messages.scaling import FleetShape, ScalingPolicy
+from moesaic.services.gateway.readiness import lacking_experts
+from moesaic.services.scheduler.brownout import BrownoutFeed
+from moesaic.services.scheduler.epochs.store import EpochStore
+from moesaic.services.scheduler.fleet import FleetProposer
+from moesaic.services.scheduler.log import DecisionLog
+from moesaic.services.scheduler.planning.site_profiles import SiteProfiles
+from moesaic.services.scheduler.planning.traffic import TrafficFeed
+from moesaic.services.scheduler.scaling.feed import LoadFeed
+from moesaic.services.scheduler.scaling.wishes import WishStore
+from moesaic.services.scheduler.stored_policy import PLACEMENT, SCALING, StoredPolicy
+from tests.redis_keys import (
+    ATOMS,
+    DEAD_LETTERS,
+    KEYS,
+    OTHER_KINDS,
+    Key,
+    changed,
+    contents,
+    key_of,
+    parts_of,
+    paths,
+    placement,
+    plain_values,
+)
+from tests.waiting import until
+
+
+async def put(bus: Bus, key: Key, value: bytes) -> None:
+    """Put a value where readers look."""
+    name = bus.connection.key(key.written)
+    if key.kind == "stream":
+        await bus.connection.client.xadd(name, {"t": "x", "p": value})
+    elif key.kind == "set":
+        await bus.connection.client.sadd(name, value)
+    else:
+        await bus.connection.client.set(name, value)
+
+
+async def all_plain(bus: Bus, number: int) -> bool:
+    """Put the value of this number into every key; False if there are no more."""
+    seals, elsewhere = bus.connection.seals, Bus("unix://no", "test", Credentials(b"another"))
+    values = [plain_values(key, seals, elsewhere.connection.seals) for key in KEYS]
+    if number >= len(values[0]):
+        return False
+    for key, of_key in zip(KEYS, values, strict=True):
+        await put(bus, key, of_key[number])
+    return True
+
+
+async def all_sealed(bus: Bus, number: int) -> bool:
+    """The same with contents below a good seal."""
+    for key in KEYS:
+        of_key = [content for each in key.messages for content in contents(each)]
+        if of_key:
+            content = of_key[number % len(of_key)]
+            await put(bus, key, bus.connection.seals.seal(key.written, content))
+    return number < 24
+
+
+async def all_changed(bus: Bus, number: int) -> bool:
+    """Messages of the right kind of which one part is another one: some can be read, and make no sense."""
+    for key in KEYS:
+        for each in key.messages:
+            parts = parts_of(each)
+            choices = [(path, atom) for path in paths(parts) for atom in ATOMS]
+            path, atom = choices[(number * 7919) % len(choices)]
+            content = msgspec.msgpack.encode(changed(parts, path, atom))
+            await put(bus, key, bus.connection.seals.seal(key.written, content))
+    return number < 100
+
+
+async def all_of_other_kinds(bus: Bus, number: int) -> bool:
+    """Values of another type, as a list where a string is expected."""
+    command, *arguments = OTHER_KINDS[number]
+    for key in KEYS:
+        name = bus.connection.key(key.written)
+        await bus.connection.client.delete(name)
+        await bus.connection.client.execute_command(command, name, *arguments)
+    return number + 1 < len(OTHER_KINDS)
+
+
+@asynccontextmanager
+async def readers(bus: Bus) -> AsyncIterator[PlacementView]:
+    """Everything that gateways and attention workers read."""
+    async with AsyncExitStack() as stack:
+        fleet = await stack.enter_async_context(watch_fleet(bus))
+        view = await stack.enter_async_context(watch_placement(bus))
+        await stack.enter_async_context(same_weights(bus, Weights(digest="d"), []))
+
+        async def policies() -> None:
+            async for policy in watch_brownout(bus):
+                assert policy.rung
+
+        async def look() -> None:
+            while True:
+                lacking_experts(view.current, fleet.workers)
+                await asyncio.sleep(0.01)
+
+        async with asyncio.TaskGroup() as tasks:
+            following = [tasks.create_task(policies()), tasks.create_task(look())]
+            yield view
+            for task in following:
+                task.cancel()
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Names of all keys that readers of this process ask for."""
+    asked: set[str] = set()
+    of_name = RedisConnection.key
+
+    def key(self: RedisConnection, name: str) -> str:
+        asked.add(name)
+        return of_name(self, name)
+
+    monkeypatch.setattr(RedisConnection, "key", key)
+    return asked
+
+
+@pytest.mark.parametrize("vandal", [all_plain, all_sealed, all_changed, all_of_other_kinds])
+async def test_no_value_in_redis_ends_a_service_or_keeps_experts_from_being_placed(
+    suite: Any, names: set[str], vandal: Callable[[Bus, int], Any]
+) -> None:
+    scheduler = await suite.scheduler("--prepare-timeout-s", "5")
+    async with suite.expert("a", slots=8) as a, readers(suite.bus) as view:
+        first = await a.until_epoch(1)
+        number = 0
+        while await vandal(suite.bus, number):
+            number += 1
+            await asyncio.sleep(0)
+        async with suite.expert("b", slots=8) as b:
+            # They are placed, whatever is left in Redis.
+            second = await b.until_epoch(first.epoch + 1)
+            while view.epoch < second.epoch:
+                await view.changed()
+        assert scheduler.process.returncode is None
+
+    assert {worker.worker_id for worker in second.workers} == {"a", "b"}
+    unknown = {name for name in names if not name.startswith(DEAD_LETTERS) and not key_of(name)}
+    assert not unknown  # each new key belongs into the table
+
+
+@pytest.mark.parametrize("vandal", [all_plain, all_sealed, all_changed, all_of_other_kinds])
+async def test_every_look_goes_on_and_puts_right_what_is_its_own(
+    control: Any, monkeypatch: pytest.MonkeyPatch, vandal: Callable[[Bus, int], Any]
+) -> None:
+    monkeypatch.setattr("moesaic.cluster.redis.streams.BLOCK_S", 0.05)
+    bus, view, fleet = control.bus, PlacementView(), Fleet()
+    async with leadership(bus, "scheduler", "s", 1) as lead:
+        store, log = EpochStore(bus, lead, view), DecisionLog(bus)
+        wishes = WishStore(bus, store, lead)
+        policies: list[StoredPolicy[Any]] = [
+            StoredPolicy(bus, store, lead, PLACEMENT, PlacementPolicy(policy="eplb")),
+            StoredPolicy(bus, store, lead, SCALING, ScalingPolicy()),
+            StoredPolicy(bus, store, lead, POLICY, BrownoutPolicy()),
+        ]
+        traffic, load, sites = (
+            TrafficFeed(bus, lead, view, 60.0),
+            LoadFeed(bus, lead),
+            SiteProfiles(bus, lead),
+        )
+        following = [
+            asyncio.create_task(feed.run())
+            for feed in (traffic, load, sites, BrownoutFeed(bus, lead, log))
+        ]
+        before = await store.allocate()
+        await store.commit(placement(before))
+        await wishes.want(FleetShape(1, 1), FleetShape(1, 2), "d")
+        with capture_logs() as logs:
+            number = 0
+            while await vandal(bus, number):
+                number += 1
+                await lead.contend()
+                assert lead.held
+                for policy in policies:
+                    await policy.keep()
+                await wishes.refresh()
+                await fleet.refresh(bus)
+                assert not fleet.stale
+                await store.agree()
+                assert view.current is not None
+                newcomer = PlacementView()  # of a process that starts now
+                await newcomer.refresh(bus)
+                assert newcomer.current == view.current
+                before, last = await store.allocate(), before
+                assert last < before < last + (1 << 33)
+                await log.refresh()
+                assert log.recent_scaling(9) is not None
+                assert 0 < await next_generation(bus, "x") <= 1 << 53
+                proposer = FleetProposer(fleet)
+                proposer.look()
+                proposer.propose(view.current)
+        assert wishes.wish is not None
+        load.is_caught_up = False
+        await until(lambda: load.is_caught_up)  # all entries were read
+        assert not any(task.done() for task in following)
+        assert sites.slowdown >= 0
+        for task in following:
+            task.cancel()
+        await asyncio.gather(*following, return_exceptions=True)
+    assert bus.last_lost == float("-inf")  # nothing of it is an outage
+    failed = [entry for entry in logs if entry["event"] in ("entry.failed", "task.failed")]
+    assert not failed
