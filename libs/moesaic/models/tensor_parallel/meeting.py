@@ -36,7 +36,10 @@ def meeting_file() -> Iterator[str]:
 
 def file_store(path: str, ranks: int) -> Store:
     """Open the file at ``path`` as the store of this many ranks."""
-    return FileStore(path, ranks)
+    # torch opens the file once more when the store is freed, and ends a process that cannot. So each
+    # process keeps a descriptor of its own, and never closes it.
+    own = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    return FileStore(f"/proc/self/fd/{own}", ranks)
 
 
 def stay_on_interface(address: str) -> None:
