@@ -271,7 +271,7 @@ def contents(message: msgspec.Struct) -> list[bytes]:
     return [content for content in made if content != packed]
 
 
-def plain_values(key: Key, seals: Seals, elsewhere: Seals) -> list[bytes]:
+def plain_values(name: str, seals: Seals, elsewhere: Seals) -> list[bytes]:
     """Values for a key that nobody of the cluster sealed for it."""
     return [
         b"",
@@ -294,8 +294,8 @@ def plain_values(key: Key, seals: Seals, elsewhere: Seals) -> list[bytes]:
         b"x" * (2 << 20),
         b"x" * ((16 << 20) + 1),
         seals.seal("another name", b"\x80"),
-        elsewhere.seal(key.written, b"\x80"),
-        seals.seal(key.written, b"")[:20],
+        elsewhere.seal(name, b"\x80"),
+        seals.seal(name, b"")[:20],
     ]
 
 

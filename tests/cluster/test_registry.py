@@ -57,6 +57,17 @@ async def test_a_reader_that_remembers_the_version_misses_no_change(bus, record)
             await fleet.changed(seen)  # it was before we asked
 
 
+async def test_a_record_that_nobody_renews_ends_no_process(bus, record, monkeypatch):
+    """Not even one of a later start, which never ends by itself."""
+    monkeypatch.setattr("moesaic.cluster.registry.RENEW_S", 0.02)
+    monkeypatch.setattr("moesaic.cluster.registry.LEASE_S", 1)
+    async with registered(bus, record(generation=1)), watch_fleet(bus) as fleet:
+        await bus.put("worker:expert-0", record(generation=1 << 52))
+        await fleet.refresh(bus)
+        assert fleet.workers["expert-0"].generation == 1 << 52
+        await until(fleet, lambda f: [r.generation for r in f.workers.values()] == [1])
+
+
 async def test_the_old_start_of_a_worker_gives_way_to_the_new(bus, record):
     async def hold(generation: int) -> None:
         async with registered(bus, record(generation=generation)):

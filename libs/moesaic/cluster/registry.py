@@ -60,6 +60,7 @@ class Lease:
         self.record = record
         self._bus, self._held = bus, False
         self._writing = asyncio.Lock()  # a renewal must not put back what an update has changed
+        self._later: tuple[int, float] | None = None  # number of a later start's record; when seen
 
     async def update(self, **changes: Any) -> None:
         """Change fields of the record, such as ``state``; while Redis is gone, as soon as it is back."""
@@ -76,18 +77,33 @@ class Lease:
         """
         async with self._writing:
             name, record = lease_key(self.record.worker_id), self.record
-            held = await self._bus.get(name, _records)
-            if held is not None and held.generation > record.generation:
-                raise InvalidInput(
-                    "worker_id",
-                    f"{record.worker_id} is taken by a process started later (pid {held.pid} on "
-                    f"{held.node or 'an unknown host'}); give each process its own --worker-id",
-                )
+            [found] = await self._bus.get_written([name], _records)
+            held = found[0] if found else None
+            if found and found[0].generation > record.generation and self._gives_way(*found):
+                return
+            self._later = None
             await self._bus.add_member(_INDEX, record.worker_id)
             await self._bus.put(name, record, ttl_s=LEASE_S)
-            if held is None or held.generation < record.generation:  # new, or Redis had lost it
+            if held is None or held.generation != record.generation:  # new, or Redis had lost it
                 log.info("lease.taken", worker_id=record.worker_id, generation=record.generation)
                 await self._hint("joined")
+
+    def _gives_way(self, later: WorkerRecord, number: int) -> bool:
+        """True while a later start of this worker id may hold the lease: one record alone does not show that it lives.
+
+        Raises:
+            InvalidInput: it renews the lease.
+        """
+        if self._later is None:
+            self._later = number, time.monotonic()
+        first, since_s = self._later
+        if number > first:
+            raise InvalidInput(
+                "worker_id",
+                f"{later.worker_id} is taken by a process started later (pid {later.pid} on "
+                f"{later.node or 'an unknown host'}); give each process its own --worker-id",
+            )
+        return time.monotonic() - since_s < LEASE_S
 
     async def keep(self) -> None:
         """Renew for ever, through outages of Redis."""
@@ -156,7 +172,8 @@ class Fleet(Changes):
         super().__init__()
         self.workers: dict[str, WorkerRecord] = {}
         self.stale = True
-        self._newest: dict[str, tuple[int, int]] = {}  # generation and number, by worker id
+        # Generation and number by worker id, and when a record of them was last there.
+        self._newest: dict[str, tuple[tuple[int, int], float]] = {}
         self._suspected: set[str] = set()
 
     async def refresh(self, bus: Bus) -> None:
@@ -184,11 +201,12 @@ class Fleet(Changes):
 
     def _is_current(self, bus: Bus, name: str, record: WorkerRecord, number: int) -> bool:
         """Tell a worker's newest record from an old one that was put back."""
-        stamp = record.generation, number
+        stamp, now_s = (record.generation, number), time.monotonic()
+        newest, seen_s = self._newest.get(name, (stamp, now_s))
         if (
             record.worker_id != name
             or bus.age_s(number) > max_age_s()
-            or stamp < self._newest.get(name, stamp)
+            or (stamp < newest and now_s - seen_s < LEASE_S)
         ):
             _replayed.inc()
             if name not in self._suspected:  # it is read again every second or two
@@ -197,8 +215,12 @@ class Fleet(Changes):
             return False
         self._suspected.discard(name)
         if len(self._newest) > _MAX_REMEMBERED:  # older records are refused by their age
-            self._newest = {n: s for n, s in self._newest.items() if bus.age_s(s[1]) < max_age_s()}
-        self._newest[name] = stamp
+            self._newest = {
+                known: (last, at_s)
+                for known, (last, at_s) in self._newest.items()
+                if bus.age_s(last[1]) < max_age_s()
+            }
+        self._newest[name] = stamp, now_s
         return True
 
 

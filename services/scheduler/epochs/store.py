@@ -94,13 +94,12 @@ class EpochStore:
             return
         _epoch.set(current.epoch)
         (pointer, pointed), (stored, last) = await self._read(POINTER), await self._read(_COUNTER)
+        found = await self._bus.get(document(current.epoch), documents)
+        if pointed == current.epoch and found == current:
+            return
         if pointed > current.epoch:
             await self._view.refresh(self._bus)
             if self._view.epoch >= pointed:  # it came meanwhile
-                return
-        elif pointed == current.epoch:
-            found = await self._bus.get(document(current.epoch), documents)
-            if found is not None:
                 return
         counter = b"%d" % max(last, current.epoch, self._given_out)
         values = {**self._documents(current), _COUNTER: counter}

@@ -50,7 +50,7 @@ async def bus(redis_servers: RedisServers) -> AsyncIterator[Bus]:
 
 
 def values_of(key: Key) -> list[bytes]:
-    return plain_values(key, SEALS, ELSEWHERE) + sealed_values(key, SEALS)
+    return plain_values(key.written, SEALS, ELSEWHERE) + sealed_values(key, SEALS)
 
 
 with_messages = [key for key in KEYS if key.messages]

@@ -153,20 +153,22 @@ class Documents:
 
     async def members(self, name: str) -> list[str]:
         """List the members of a set, sorted; of a very large one only some."""
-        found: set[str] = set()
+        found, unreadable = set[str](), list[bytes]()
         try:
             with self.connection.noting_outages():
                 scanned = self.connection.client.sscan_iter(self.connection.key(name), count=1000)
                 async for member in scanned:
                     if len(member) > _MAX_MEMBER_BYTES or not _is_text(member):
-                        why = Unreadable("a member is no name", foreign=True)
-                        await self.dead_letters.document(name, member, why)
+                        unreadable.append(member[:_MAX_MEMBER_BYTES])
                     elif len(found) < _MAX_MEMBERS:
                         found.add(member.decode())
                     else:
                         break
         except CommandRefused as error:
             await self.dead_letters.document(name, b"", Unreadable(error.cause, foreign=True))
+        if unreadable:
+            why = Unreadable(f"{len(unreadable)} of its members are no names", foreign=True)
+            await self.dead_letters.document(name, b" ".join(sorted(unreadable)), why)
         return sorted(found)
 
     async def refuse(self, name: str, value: bytes, why: str) -> None:

@@ -1,0 +1,35 @@
+"""A real suite whose Redis holds nothing but hostile values for a while: no process ends, and answers are as before."""
+
+import asyncio
+
+import pytest
+
+from moesaic.cluster.redis.bus import Bus
+from tests.redis_vandals import VANDALS, Vandal
+from tests.suites import Suite
+from tests.system.asking import complete
+from tests.waiting import eventually
+
+
+@pytest.mark.parametrize("vandal", VANDALS)
+def test_no_value_in_redis_ends_a_process(disaggregated: Suite, vandal: Vandal) -> None:
+    suite = disaggregated
+    before = complete(suite, "The king said to his")
+    pids = {process["name"]: process["pid"] for process in suite.state()["processes"]}
+
+    async def vandalise() -> None:
+        url = f"unix://{suite.directory}/run/redis/redis.sock"
+        async with Bus.connect(url, "default", credentials=suite.credentials) as bus:
+            number = 0
+            while await vandal(bus, number):
+                number += 1
+                if number % 8 == 0:
+                    await asyncio.sleep(1.0)  # readers look once a second
+
+    asyncio.run(vandalise())
+    eventually(lambda: suite.client().get("/readyz").status_code == 200)
+    after = complete(suite, "The king said to his")
+
+    assert after["choices"] == before["choices"]
+    running = {process["name"]: process["pid"] for process in suite.state()["processes"]}
+    assert running == pids
