@@ -33,16 +33,22 @@ async def classify(body: ClassifyWire, request: Request) -> Response:
     reading = read_out(admitted, families, "input")
     told = await while_connected(request.receive, reading)
     told.provenance.prompt_version = language.dialogue.wording.version
-    answer = Classified(
-        id=admitted.answer_id,
-        created=admitted.created,
-        model=admitted.gateway.model_name,
-        data=[_text(i, assemble(form, told.logprobs[i], body.top_k)) for i in range(len(families))],
-        usage=told.usage,
-        method=form.method,
-        moesaic=told.provenance,
-    )
-    return reply(answer)
+
+    def answer() -> Response:
+        texts = enumerate(told.logprobs)
+        return reply(
+            Classified(
+                id=admitted.answer_id,
+                created=admitted.created,
+                model=admitted.gateway.model_name,
+                data=[_text(i, assemble(form, found, body.top_k)) for i, found in texts],
+                usage=told.usage,
+                method=form.method,
+                moesaic=told.provenance,
+            )
+        )
+
+    return await language.work(len(families) * len(body.labels or ()), answer)
 
 
 def _refusal(body: ClassifyWire) -> RouteNotEnabled | None:

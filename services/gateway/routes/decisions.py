@@ -47,18 +47,18 @@ async def decide(body: DecisionsWire, request: Request) -> Response:
     )
     told = await while_connected(request.receive, read_out(admitted, [reads], "input"))
     told.provenance.prompt_version = gateway.language.dialogue.wording.version
-    decisions = Decisions(
-        model=gateway.model_name,
-        answers=[
-            _answer(wire, question, logprobs)
-            for wire, question, logprobs in zip(
-                body.questions, questions, told.logprobs[0], strict=True
-            )
-        ],
-        usage=_usage(told.usage),
-        moesaic=told.provenance,
-    )
-    return reply(decisions)
+
+    def answer() -> Response:
+        asked = zip(body.questions, questions, told.logprobs[0], strict=True)
+        decisions = Decisions(
+            model=gateway.model_name,
+            answers=[_answer(*one) for one in asked],
+            usage=_usage(told.usage),
+            moesaic=told.provenance,
+        )
+        return reply(decisions)
+
+    return await gateway.language.work(len(questions) * PER_MESSAGE_CHARS, answer)
 
 
 def _ask(gateway: Gateway, body: DecisionsWire) -> tuple[list[Question], list[Read]]:

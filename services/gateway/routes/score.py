@@ -96,21 +96,20 @@ async def score_items(body: GenerativeScoringWire, request: Request) -> Response
     reads = await language.work(num_chars, _put_together, admitted.gateway, body)
     families = [[read] for read in reads] if body.item_first else [reads]
     told = await while_connected(request.receive, read_out(admitted, families, "items"))
-    data = []
-    for i, logprobs in enumerate(_in_order(told)):
-        shares, mass = odds(logprobs)
-        probs = shares if body.apply_softmax else [min(1.0, math.exp(value)) for value in logprobs]
-        data.append(ItemScore(index=i, score=probs[0], probs=probs, label_mass=mass))
-    return reply(
-        ItemScores(
-            id=admitted.answer_id,
-            created=admitted.created,
-            model=admitted.gateway.model_name,
-            data=data,
-            usage=told.usage,
-            moesaic=told.provenance,
+
+    def answer() -> Response:
+        return reply(
+            ItemScores(
+                id=admitted.answer_id,
+                created=admitted.created,
+                model=admitted.gateway.model_name,
+                data=[_item(body, i, found) for i, found in enumerate(_in_order(told))],
+                usage=told.usage,
+                moesaic=told.provenance,
+            )
         )
-    )
+
+    return await language.work(len(body.items) * len(body.label_token_ids), answer)
 
 
 async def _judge(admitted: Admitted[Judged], request: Request, pairs: Pairs) -> Readout:
@@ -134,6 +133,12 @@ async def _judge(admitted: Admitted[Judged], request: Request, pairs: Pairs) -> 
     told = await while_connected(request.receive, read_out(admitted, families, field))
     told.provenance.prompt_version = gateway.language.dialogue.wording.version
     return told
+
+
+def _item(body: GenerativeScoringWire, index: int, logprobs: list[float]) -> ItemScore:
+    shares, mass = odds(logprobs)
+    probs = shares if body.apply_softmax else [min(1.0, math.exp(value)) for value in logprobs]
+    return ItemScore(index=index, score=probs[0], probs=probs, label_mass=mass)
 
 
 def _put_together(gateway: Gateway, body: GenerativeScoringWire) -> list[Read]:

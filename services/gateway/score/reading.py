@@ -66,7 +66,7 @@ async def read_out(
             while events := await execution.next_events():
                 for i, event in events:
                     if isinstance(event, Scores):
-                        scores[i] = list(event.logprobs)
+                        scores[i] = _checked(list(event.logprobs), runs[i].work)
                     elif isinstance(event, Finished):
                         finished.append(event)
                 record.note_tokens(0)
@@ -76,7 +76,7 @@ async def read_out(
         finally:
             record.attempts = sum(run.attempt for run in runs)
     record.cached_tokens = sum(done.cached_tokens for done in finished)
-    told = (_checked(scores.get(i, []), run.work) for i, run in enumerate(runs))
+    told = (scores[i] if i in scores else _checked([], run.work) for i, run in enumerate(runs))
     return Readout(
         [[next(told) for _ in family] for family in families],
         usage_of(record.prompt_tokens, 0, record.cached_tokens),
