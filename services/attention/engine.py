@@ -107,6 +107,9 @@ def profile_of(worker: WorkerParts, slowdown: float = 0.0) -> EngineProfile:
         naming=hasher.naming if hasher else b"",
         slowdown=slowdown,
         sweeps_scores=not settings.store_scoring_kv,
+        max_waiting_requests=settings.max_num_queued_reqs,
+        max_waiting_tokens=settings.max_num_queued_tokens,
+        max_running_requests=settings.max_num_seqs,
     )
 
 

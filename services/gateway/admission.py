@@ -49,6 +49,7 @@ class Admitted(Generic[BodyOf]):
 
     def execution(self, runs: Sequence[Run]) -> AbstractAsyncContextManager[Execution]:
         """Carry out the runs; those still under way at the end of the block are cancelled."""
+        self.record.ask_workers()
         allowance = self.record.allowance
         places = allowance.places if allowance is not None else None
         return self.gateway.execution(self.answer_id, runs, self.deadline, places)
@@ -68,7 +69,6 @@ def admit(
     Raises:
         ModelNotFound: the body asks for another model.
         NotReady, ExpertUnavailable: the suite cannot answer now.
-        Overloaded: too many requests are in the house.
     """
     gateway, record = gateway_of(request), record_of(request)
     gateway.check(record, body)

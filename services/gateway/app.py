@@ -13,9 +13,10 @@ from starlette.types import ASGIApp
 import moesaic
 from moesaic.errors import MoesaicError
 from moesaic.services.gateway.entry import Entry
+from moesaic.services.gateway.fields.bodies import InferenceWire
 from moesaic.services.gateway.fields.unsupported import check_extras
 from moesaic.services.gateway.gateway import Gateway, record_of
-from moesaic.services.gateway.http.direct import direct_routes
+from moesaic.services.gateway.http.direct import Enter, direct_routes
 from moesaic.services.gateway.http.problems import (
     HttpProblem,
     internal_error,
@@ -72,12 +73,18 @@ def make_app(gateway: Gateway) -> ASGIApp:
     for kind in (MoesaicError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _on_error)
     app.add_exception_handler(Exception, _on_unexpected)
-    return Entry(app, direct_routes(_routes(), _refusal, check_extras), gateway)
+
+    def enter(body_type: type[BaseModel]) -> Enter | None:
+        return gateway.enter if issubclass(body_type, InferenceWire) else None
+
+    return Entry(app, direct_routes(_routes(), _refusal, check_extras, enter), gateway)
 
 
 def body_types() -> Iterator[tuple[str, type[BaseModel]]]:
     """Give the paths that take JSON, with the types of their bodies."""
-    for (_, path), route in direct_routes(_routes(), _refusal, check_extras).items():
+    for (_, path), route in direct_routes(
+        _routes(), _refusal, check_extras, lambda _: None
+    ).items():
         yield path, route.body_type
 
 

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from moesaic.services.gateway import metrics
 from moesaic.services.gateway.access.limits import TenantLimited
 from moesaic.services.gateway.access.scopes import NO_KEY, scope_of
-from moesaic.services.gateway.access.tenants import DEFAULT, Tenant
+from moesaic.services.gateway.access.tenants import BATCH_PRIORITY, DEFAULT, Tenant
 from moesaic.services.gateway.files.upload import MAX_FORM_BYTES
 from moesaic.services.gateway.gateway import Gateway
 from moesaic.services.gateway.http.browsers import BrowserGuard
@@ -100,6 +100,7 @@ class Entry:
         """Find a reason to refuse a request before its body is read; note its tenant."""
         path = request["path"]
         tenant: Tenant | None = request["state"].get("caller")  # of a batch, from within
+        record.least_priority = 0 if tenant is None else BATCH_PRIORITY
         needed = None if tenant is not None else scope_of(path)
         if tenant is None and not self._gateway.tenants.need_keys:
             foreign = self._guard.refusal(request["method"], headers)

@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,25 +83,47 @@ class Gateway:
         if isinstance(body, InferenceWire) and is_request_id(body.request_id):
             record.request_id = body.request_id
 
+    def enter(self, record: RequestRecord, give_way: Callable[[str], bool]) -> None:
+        """Count a request among those in the house, before it waits for anything; ``release`` ends that.
+
+        Args:
+            record: of the request.
+            give_way: sends one away that waits to begin, if somebody has to leave for a request of a tenant.
+
+        Raises:
+            Overloaded: too many requests are in the house, or wait for workers.
+        """
+        tenant, router = record.tenant, self.workers.routing.router
+        if self.num_inflight >= self.settings.max_inflight and not give_way(tenant):
+            metrics.rejections.labels("max_inflight").inc()
+            raise Overloaded(f"{self.num_inflight} requests are in the house")
+        if not router.takes(tenant, record.least_priority):
+            metrics.rejections.labels("workers_full").inc()
+            raise router.refusal()
+        self.num_inflight += 1
+        self.idle.clear()
+        record.admitted = True
+        record.leave_crowd = self._joined(tenant, record.least_priority)
+
+    def _joined(self, tenant: str, priority: int) -> Callable[[], None]:
+        """Count a request among those that wait for workers, until it asks them."""
+        crowd = self.workers.routing.router.fleet.crowd
+        crowd.join(tenant, priority, 0)
+        return partial(crowd.leave, tenant, priority, 0)
+
     def admit(self, record: RequestRecord) -> None:
-        """Count a request among those in the house; ``release`` ends that.
+        """Let a request go on that is in the house.
 
         Raises:
             NotReady, ExpertUnavailable: it could not be answered now.
-            Overloaded: too many requests are in the house.
         """
         for check, error in self.failing_checks().items():
             metrics.rejections.labels(check).inc()
             raise error
-        if self.num_inflight >= self.settings.max_inflight:
-            metrics.rejections.labels("max_inflight").inc()
-            raise Overloaded(f"{self.num_inflight} requests are in the house")
-        self.num_inflight += 1
-        self.idle.clear()
-        record.admitted = True
 
     def release(self, record: RequestRecord) -> None:
-        """Note the end of a request, admitted or not."""
+        """Note the end of a request, in the house or not."""
+        record.ask_workers()
         if record.admitted:
             record.admitted = False
             self.num_inflight -= 1

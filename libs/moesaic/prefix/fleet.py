@@ -5,8 +5,20 @@ from collections import Counter
 from collections.abc import Iterator
 
 from moesaic.prefix.block_index import BlockIndex
+from moesaic.prefix.crowd import Crowd, Room
 from moesaic.prefix.flops import ModelFlops
-from moesaic.prefix.shadows import NOTHING, PACE, Job, JobId, OthersWork, Routed, Shadow, WorkerKey
+from moesaic.prefix.shadows import (
+    NOTHING,
+    PACE,
+    UNKNOWN,
+    Job,
+    JobId,
+    OthersWork,
+    QueueLimits,
+    Routed,
+    Shadow,
+    WorkerKey,
+)
 
 
 class ShadowFleet:
@@ -21,6 +33,7 @@ class ShadowFleet:
         """
         self.flops, self._block_size = flops, block_size
         self.index = BlockIndex(max_blocks)
+        self.crowd = Crowd()  # of jobs that have not begun, here or anywhere
         self.workers: dict[WorkerKey, Shadow] = {}
         self.routed: dict[JobId, Routed] = {}
         self.num_of: Counter[str] = Counter()  # jobs that workers have, by tenant; none is 0
@@ -68,7 +81,13 @@ class ShadowFleet:
         self._measure()
 
     def describe(
-        self, key: WorkerKey, *, saturation: int, caches: bool, slowdown: float = 1.0
+        self,
+        key: WorkerKey,
+        *,
+        saturation: int,
+        caches: bool,
+        slowdown: float = 1.0,
+        limits: QueueLimits = UNKNOWN,
     ) -> None:
         """Take a worker's description of itself.
 
@@ -78,8 +97,10 @@ class ShadowFleet:
             caches: false: it promises no blocks; earlier promises count until their requests end.
             slowdown: its steps take so many times as long, at least 1, for transfers that computing
                 does not hide; its work counts so many times.
+            limits: of its queue.
         """
         worker = self.workers[key]
+        worker.limits = limits
         worker.saturation, worker.caches = saturation, caches
         self._take_out(worker)
         worker.pace = round(PACE * max(1.0, slowdown))
@@ -105,6 +126,7 @@ class ShadowFleet:
         worker.jobs[job.job_id] = self.routed[job.job_id] = routed
         self.num_of[job.tenant] += 1
         self.index.promise(worker.bit, promised, cached_blocks)
+        self.crowd.join(job.tenant, job.priority, job.num_tokens)
         self._settle(routed)
         return routed
 
@@ -124,6 +146,7 @@ class ShadowFleet:
         if not routed.began:
             routed.began = True
             routed.worker.num_began += 1
+            self._leave_crowd(routed.job)
         routed.computed_tokens = max(routed.computed_tokens, computed_tokens)
         if answered_tokens:
             routed.computed_tokens = routed.job.num_tokens
@@ -145,11 +168,26 @@ class ShadowFleet:
         if not self.num_of[tenant]:
             del self.num_of[tenant]
         worker.num_began -= routed.began
+        if not routed.began:
+            self._leave_crowd(routed.job)
         self._set_prefilling(routed, False)
         self._count(routed, 0, 0, 0)
         others = (other.promised for other in worker.jobs.values())
         self.index.take_back(worker.bit, routed.promised, others)
         return True
+
+    @property
+    def room(self) -> Room | None:
+        """Room for requests that wait for accepting workers; None: it is not known, or there is no such worker."""
+        rooms = []
+        for worker in self.members(self.accepting):
+            if not worker.limits.max_waiting:
+                return None
+            rooms.append(worker.room)
+        return Room(*map(sum, zip(*rooms, strict=True))) if rooms else None
+
+    def _leave_crowd(self, job: Job) -> None:
+        self.crowd.leave(job.tenant, job.priority, job.num_tokens)
 
     def least_loaded(self, candidates: int) -> Shadow:
         """Find the least loaded of ``candidates``, at least one; the first of several."""

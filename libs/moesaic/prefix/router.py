@@ -116,21 +116,33 @@ class PrefixRouter:
             Overloaded: too many wait, and none of them has to give way to the job.
         """
         assert job.job_id not in self._arrived
+        if not job.goes_on and not self.takes(job.tenant, job.priority, job.num_tokens):
+            raise self.refusal()
         part_of = job.part_of or str(self._arrivals)
         claim = Claim(job.tenant, part_of, job.priority, self._arrivals)
         free = self.limits.max_queued - len(self._queue)
         leaving = who_gives_way(claim, 1, free, self._queue, lambda _: 1, among_requests=False)
         if leaving is None:
-            raise Overloaded(f"{len(self._queue)} requests wait for an attention worker")
+            raise self.refusal()
         for waiting in leaving:
             self.withdraw(waiting.job.job_id)
         self._arrivals += 1
+        self.fleet.crowd.join(job.tenant, job.priority, job.num_tokens)
         waiting = _Waiting(job, claim, now_s + self.limits.max_wait_s)
         insort(self._queue, waiting, key=lambda other: other.rank)
         self._arrived[job.job_id] = waiting
         if not claim.level:
             self._waiting_of[job.tenant] += 1
         return [waiting.job for waiting in leaving]
+
+    def takes(self, tenant: str, priority: int, num_tokens: int = 0) -> bool:
+        """Tell if one more request may wait; of one that may not it is known now that it would be refused."""
+        room = self.fleet.room
+        return room is None or self.fleet.crowd.takes(tenant, priority, num_tokens, room)
+
+    def refusal(self) -> Overloaded:
+        """Make the error of a request that may not wait."""
+        return Overloaded(f"{self.fleet.crowd.num_requests} requests wait for an attention worker")
 
     def withdraw(self, job_id: JobId) -> bool:
         """Forget a job, waiting or routed.
@@ -141,6 +153,8 @@ class PrefixRouter:
         waiting = self._arrived.pop(job_id, None)
         if waiting is None:
             return self.fleet.release(job_id)
+        job = waiting.job
+        self.fleet.crowd.leave(job.tenant, job.priority, job.num_tokens)
         del self._queue[bisect_left(self._queue, waiting.rank, key=lambda other: other.rank)]
         if not waiting.claim.level:
             self._waiting_of[waiting.claim.tenant] -= 1

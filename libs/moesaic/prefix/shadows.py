@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from moesaic.prefix.crowd import Room
+
 WorkerKey = Any  # the caller's name of a worker; it can be hashed
 JobId = Any
 
@@ -26,6 +28,7 @@ class Job:
     excluded: frozenset[WorkerKey] = frozenset()  # workers that must not get it
     tenant: str = ""
     part_of: str = ""  # the request that has this and other jobs; empty: this job alone
+    goes_on: bool = False  # it was taken before, and its worker is lost
 
 
 @dataclass(eq=False)
@@ -54,6 +57,18 @@ class OthersWork:
 
 
 NOTHING = OthersWork()
+
+
+@dataclass(frozen=True)
+class QueueLimits:
+    """Bounds of a worker's queue, beyond which it refuses requests; 0: they are not known."""
+
+    max_waiting: int = 0
+    max_waiting_tokens: int = 0
+    max_running: int = 0  # requests that need not wait
+
+
+UNKNOWN = QueueLimits()
 PACE = 1 << 10  # of a worker that transfers do not slow
 
 
@@ -72,6 +87,7 @@ class Shadow:
     caches: bool = True
     pace: int = PACE  # how much longer it takes than one that transfers do not slow
     others: OthersWork = NOTHING
+    limits: QueueLimits = UNKNOWN
     remaining: int = 0
     ready: int = 0
     remaining_tokens: int = 0
@@ -94,6 +110,16 @@ class Shadow:
     def load(self) -> int:
         """Time to do all work, from all routers: in FLOPs, ``PACE`` times over, of an unslowed worker."""
         return (self.remaining + self.others.flops) * self.pace
+
+    @property
+    def room(self) -> Room:
+        """Room for requests that wait for it, beside what other routers gave it."""
+        limits, others = self.limits, self.others
+        waiting = max(0, others.num_requests - limits.max_running)
+        return Room(
+            max(0, limits.max_waiting - waiting),
+            max(0, limits.max_waiting_tokens - (others.num_tokens if waiting else 0)),
+        )
 
     @property
     def num_requests(self) -> int:

@@ -560,6 +560,9 @@ class EngineProfile(_message.Message):
     NAMING_FIELD_NUMBER: _builtins.int
     SLOWDOWN_FIELD_NUMBER: _builtins.int
     SWEEPS_SCORES_FIELD_NUMBER: _builtins.int
+    MAX_WAITING_REQUESTS_FIELD_NUMBER: _builtins.int
+    MAX_WAITING_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_RUNNING_REQUESTS_FIELD_NUMBER: _builtins.int
     max_step_tokens: _builtins.int
     """rows in one step"""
     naming: _builtins.bytes
@@ -568,6 +571,11 @@ class EngineProfile(_message.Message):
     """the slowest layer's time over that of one without transfers, as measured; 0: not measured"""
     sweeps_scores: _builtins.bool
     """scoring that does not ask for it stores no KV"""
+    max_waiting_requests: _builtins.int
+    """What may wait before new requests are refused, and what runs beside that; 0: not told."""
+    max_waiting_tokens: _builtins.int
+    """of prompts"""
+    max_running_requests: _builtins.int
     def __init__(
         self,
         *,
@@ -575,10 +583,13 @@ class EngineProfile(_message.Message):
         naming: _builtins.bytes = ...,
         slowdown: _builtins.float = ...,
         sweeps_scores: _builtins.bool = ...,
+        max_waiting_requests: _builtins.int = ...,
+        max_waiting_tokens: _builtins.int = ...,
+        max_running_requests: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_step_tokens", b"max_step_tokens", "naming", b"naming", "slowdown", b"slowdown", "sweeps_scores", b"sweeps_scores"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_running_requests", b"max_running_requests", "max_step_tokens", b"max_step_tokens", "max_waiting_requests", b"max_waiting_requests", "max_waiting_tokens", b"max_waiting_tokens", "naming", b"naming", "slowdown", b"slowdown", "sweeps_scores", b"sweeps_scores"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,6 +22,7 @@ from moesaic.services.gateway.access.limits import TenantAllowance
 log = structlog.get_logger()
 
 LOOK_EVERY_S = 1.0
+BATCH_PRIORITY = 1000  # of requests in batches: less goes first, and interactive ones have 0
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,9 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message
 
-from moesaic.services.gateway.access.tenants import Tenant
+from moesaic.services.gateway.access.tenants import BATCH_PRIORITY, Tenant
 
 HANG_UP_S = 2.0  # for a route to notice that nobody waits for it
-BATCH_PRIORITY = 1000  # less goes first; interactive requests have 0
 
 
 class InnerAnswer(NamedTuple):

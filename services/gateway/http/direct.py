@@ -28,6 +28,8 @@ SHORT_BYTES = 1 << 15
 
 Refuse = Callable[[Request, Exception], Response]
 Check = Callable[[BaseModel], list[str]]
+Enter = Callable[[RequestRecord, Callable[[str], bool]], None]
+EnterOf = Callable[[type[BaseModel]], Enter | None]
 
 
 class DirectRoute:
@@ -39,11 +41,12 @@ class DirectRoute:
         body_type: type[BaseModel],
         refuse: Refuse,
         check: Check,
+        enter: Enter | None,
         turnstile: Turnstile,
         lane: Lane,
     ) -> None:
         self._route, self.body_type, self._refuse, self._check = route, body_type, refuse, check
-        self._turnstile, self._lane = turnstile, lane
+        self._enter, self._turnstile, self._lane = enter, turnstile, lane
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; errors that are not ours pass."""
@@ -53,6 +56,8 @@ class DirectRoute:
         try:
             content = await _body(request)
             record.num_bytes = len(content)
+            if self._enter is not None:
+                self._enter(record, self._turnstile.give_way)
             read = None
             if len(content) > SHORT_BYTES:
                 read = await self._lane.work(record.tenant, self._read, content)
@@ -77,7 +82,7 @@ class DirectRoute:
 
 
 def direct_routes(
-    routes: Iterable[BaseRoute], refuse: Refuse, check: Check
+    routes: Iterable[BaseRoute], refuse: Refuse, check: Check, enter: EnterOf
 ) -> dict[tuple[str, str], DirectRoute]:
     """Collect the routes that take a JSON body, by method and path.
 
@@ -85,6 +90,7 @@ def direct_routes(
         routes: all routes.
         refuse: makes the answer that an error is.
         check: refuses a body for what its type does not say, and names fields that change nothing.
+        enter: gives what counts a request with a type of body before anything is done for it, or refuses it.
 
     Raises:
         TypeError: a route is declared so that it cannot be called directly.
@@ -93,7 +99,8 @@ def direct_routes(
     turnstile, lane = Turnstile(), Lane()  # of all of them
     for route in routes:
         if isinstance(route, APIRoute) and route.body_field is not None:
-            called = DirectRoute(route, _body_type(route), refuse, check, turnstile, lane)
+            body_type = _body_type(route)
+            called = DirectRoute(route, body_type, refuse, check, enter(body_type), turnstile, lane)
             direct |= {(method, route.path): called for method in route.methods or ()}
     return direct
 

@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, TypeGuard
 
@@ -50,12 +51,20 @@ class RequestRecord:
     cached_tokens: int = 0
     completion_tokens: int = 0
     attempts: int = 0
+    least_priority: int = 0  # that it may have: nobody waits for requests of batches
     admitted: bool = False
+    leave_crowd: Callable[[], None] | None = None  # of those that wait, until it asks workers
     ignored: list[str] = field(default_factory=list)  # fields that changed nothing
     _charged: bool = False
     _charged_tokens: int = 0
     _last_token: float | None = None
     _outcome: Outcome | None = None
+
+    def ask_workers(self) -> None:
+        """Note that it waits no more to ask workers; what they do with it is known of each of its runs."""
+        if self.leave_crowd is not None:
+            self.leave_crowd()
+            self.leave_crowd = None
 
     def charge(self, allowance: TenantAllowance) -> None:
         """Charge the request to a tenant.

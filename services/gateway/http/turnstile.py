@@ -11,6 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from moesaic.errors import Overloaded
+
 T = TypeVar("T")
 
 
@@ -26,6 +28,23 @@ class TurnQueue:
         mine = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(tenant, deque()).append(mine)
         return mine
+
+    def displace(self, tenant: str, error: Exception) -> bool:
+        """Have the last request of the tenant with the most leave, if that leaves it as many as ``tenant`` has then.
+
+        Returns:
+            False: nobody has to leave for a request of ``tenant``.
+        """
+        heaviest = max(self._waiting, key=lambda other: len(self._waiting[other]), default=None)
+        if heaviest is None:
+            return False
+        its, mine = self._waiting[heaviest], self._waiting.get(tenant, ())
+        if heaviest == tenant or len(its) < len(mine) + 2:
+            return False
+        last = its.pop()
+        if not last.done():  # else its client has left, and so it leaves by itself
+            last.set_exception(error)
+        return True
 
     def next(self) -> bool:
         """Give the next one its turn; those whose clients have left are passed over.
@@ -59,6 +78,10 @@ class Turnstile:
             asyncio.get_running_loop().call_soon(self._next_round)
             return
         await self._turns.wait(tenant)
+
+    def give_way(self, tenant: str) -> bool:
+        """Send the last one away of those that wait, if it has to give way to a request of ``tenant``."""
+        return self._turns.displace(tenant, Overloaded("others that had less went before"))
 
     def _next_round(self) -> None:
         self._was_passed = self._turns.next()

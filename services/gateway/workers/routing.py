@@ -11,7 +11,7 @@ from moesaic.models.configuration.flops import flops_of, saturation_of
 from moesaic.prefix.block_feed import BlockFeed
 from moesaic.prefix.block_hashes import BLOCK_SIZE, HASH_BYTES, BlockHasher, naming_key
 from moesaic.prefix.router import PrefixRouter, RouterLimits
-from moesaic.prefix.shadows import Job, OthersWork
+from moesaic.prefix.shadows import Job, OthersWork, QueueLimits
 from moesaic.services.gateway import metrics
 from moesaic.services.gateway.settings import GatewaySettings
 from moesaic.services.gateway.workers.answer_lengths import AnswerLengths
@@ -184,7 +184,13 @@ class Routing:
         rows = engine.max_step_tokens
         saturation = self._pinned or saturation_of(self._config, rows, slowdown)
         self.router.fleet.describe(
-            key, saturation=saturation or NEVER_SATURATED, caches=caches, slowdown=slowdown
+            key,
+            saturation=saturation or NEVER_SATURATED,
+            caches=caches,
+            slowdown=slowdown,
+            limits=QueueLimits(
+                engine.max_waiting_requests, engine.max_waiting_tokens, engine.max_running_requests
+            ),
         )
         (self._sweeping.add if engine.sweeps_scores else self._sweeping.discard)(key)
 
@@ -213,6 +219,7 @@ class Routing:
             excluded=frozenset(excluded),
             tenant=submit.tenant,
             part_of=submit.part_of,
+            goes_on=submit.attempt > 1,
         )
 
     def _room(self) -> tuple[int, int]:

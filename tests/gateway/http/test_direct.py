@@ -35,7 +35,7 @@ def refuse(request: Request, error: Exception) -> Response:
 def test_every_route_that_takes_a_json_body_is_direct() -> None:
     routes = [route for routes in ROUTERS for route in routes.router.routes]
 
-    found = direct.direct_routes(routes, refuse, check_extras)
+    found = direct.direct_routes(routes, refuse, check_extras, lambda _: None)
 
     assert set(found) == {("POST", path) for path in DIRECT}
 
@@ -48,7 +48,7 @@ def test_a_route_that_needs_more_than_its_body_is_refused_at_the_start() -> None
         return Response(after)
 
     with pytest.raises(TypeError, match="/odd: expected async def"):
-        direct.direct_routes(router.routes, refuse, check_extras)
+        direct.direct_routes(router.routes, refuse, check_extras, lambda _: None)
 
 
 @pytest.mark.parametrize(
