@@ -7,7 +7,7 @@ items that are objects the event loop gets the interpreter, if it waits for it.
 
 from collections.abc import Callable
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel, GetCoreSchemaHandler
 from pydantic_core import CoreSchema
@@ -28,6 +28,8 @@ def _bounded(schema: Any, forbids: bool) -> Any:
     if not isinstance(schema, dict):
         return schema
     kind = schema.get("type")
+    if kind == "model":  # another object, which has done this itself
+        return schema
     for key, inner in schema.items():
         if key != "metadata" or not isinstance(kind, str):  # it is a field of that name
             schema[key] = _bounded(inner, forbids)
@@ -77,5 +79,11 @@ class Bounded(BaseModel):
         cls, source: Any, handler: GetCoreSchemaHandler, /
     ) -> CoreSchema:
         """Bound the errors of all fields, those of later versions too."""
-        schema: CoreSchema = _bounded(handler(source), cls.model_config.get("extra") == "forbid")
-        return schema
+        schema: Any = handler(source)
+        if not isinstance(cls.__dict__.get("__pydantic_core_schema__"), dict):  # it is being made
+            own = schema
+            while own["type"] != "model":  # but a validator around it
+                own = own["schema"]
+            forbids = cls.model_config.get("extra") == "forbid"
+            own["schema"] = _bounded(own["schema"], forbids)
+        return cast(CoreSchema, schema)
