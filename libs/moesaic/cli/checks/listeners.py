@@ -30,7 +30,7 @@ KINDS: Mapping[str, Kind] = {
         "HTTP",
         "`--host` and `--port` of the gateway",
         "clients",
-        "an API key; without keys the gateway listens on loopback only",
+        "an API key; without keys the gateway listens on loopback only, and refuses web pages of other sites",
     ),
     "gRPC": Kind(
         "gRPC",
