@@ -34,7 +34,7 @@ class BrowserGuard:
         names = (host, *allowed_hosts.split(","))
         self._names = {_host_of(name.strip()) for name in names} - {"", *EVERYWHERE}
         # Nobody can point an address elsewhere, and a gateway in a container does not know that of its host.
-        self._takes_addresses = not is_loopback(host)
+        self._takes_addresses = not is_loopback(_host_of(host))
 
     def refusal(self, method: str, headers: Headers) -> HttpProblem | None:
         """Find what tells that a request is another site's."""
