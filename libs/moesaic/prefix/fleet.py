@@ -179,12 +179,17 @@ class ShadowFleet:
     @property
     def room(self) -> Room | None:
         """Room for requests that wait for accepting workers; None: it is not known, or there is no such worker."""
+        if not self.accepting:
+            return None
         rooms = []
-        for worker in self.members(self.accepting):
-            if not worker.limits.max_waiting:
+        for worker in self.workers.values():
+            if not worker.accepting:  # what waits there takes no room from others
+                rooms.append(Room(len(worker.jobs) - worker.num_began, worker.remaining_tokens))
+            elif worker.limits.max_waiting:
+                rooms.append(worker.room)
+            else:
                 return None
-            rooms.append(worker.room)
-        return Room(*map(sum, zip(*rooms, strict=True))) if rooms else None
+        return Room(*map(sum, zip(*rooms, strict=True)))
 
     def _leave_crowd(self, job: Job) -> None:
         self.crowd.leave(job.tenant, job.priority, job.num_tokens)

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 from fastapi import APIRouter, Request, Response
 from starlette.responses import PlainTextResponse
@@ -32,8 +33,8 @@ async def tell_limits(house: Any, waiting: int, tokens: int = 1 << 20, running: 
     await house.until(lambda: all(s.limits.max_waiting == waiting for s in shadows.values()))
 
 
-async def burst(house: Any, bodies: list[dict[str, Any]], kept: int) -> list[Any]:
-    """Send all at once; gives the answers of those that are not kept waiting."""
+async def burst(house: Any, bodies: list[dict[str, Any]], kept: int, others: int = 0) -> list[Any]:
+    """Send all at once, beside others; gives the answers of those that are not kept waiting."""
     asked = [
         asyncio.ensure_future(house.client.post("/v1/completions", json=body)) for body in bodies
     ]
@@ -42,7 +43,7 @@ async def burst(house: Any, bodies: list[dict[str, Any]], kept: int) -> list[Any
     for task in asked:
         task.cancel()
     await asyncio.gather(*asked, return_exceptions=True)
-    await house.until(lambda: house.gateway.num_inflight == 0)
+    await house.until(lambda: house.gateway.num_inflight == others)
     return answered
 
 
@@ -104,6 +105,28 @@ async def test_others_work_takes_room_beyond_what_runs(open_house, scripts) -> N
         fleet = house.gateway.workers.routing.router.fleet
         await house.until(lambda: fleet.room is not None and fleet.room.num_requests == 1)
         refused = await burst(house, [BODY] * 3, 1)
+
+    assert [answer.status_code for answer in refused] == [503] * 2
+
+
+async def test_what_waits_at_a_worker_that_leaves_takes_no_room_from_others(
+    open_house, scripts
+) -> None:
+    async with open_house(scripts.silent) as house:
+        await tell_limits(house, 4)
+        asked = [
+            asyncio.ensure_future(house.client.post("/v1/completions", json=BODY)) for _ in "abc"
+        ]
+        await house.until(lambda: len(house.workers[0].submits) == 3)
+        await house.add(scripts.silent)
+        await tell_limits(house, 4)
+        leaving = house.fleet.workers["attention-1"]
+        house.fleet.put(msgspec.structs.replace(leaving, state="draining"))
+        await house.until(lambda: len(house.gateway.workers.accepting) == 1)
+        refused = await burst(house, [BODY] * 6, 4, others=3)
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
 
     assert [answer.status_code for answer in refused] == [503] * 2
 
