@@ -119,7 +119,7 @@ soak: .venv/installed-dev
 
 # Every round has its seed; the first one is drawn, and printed. A round that fails says how it is played again.
 fuzz: .venv/installed-dev
-	@$(BIN)/pytest -q -s -m slow tests/native tests/strangers
+	@$(BIN)/pytest -q -s -m slow tests/native tests/system/strangers
 
 lint: styles checks
 

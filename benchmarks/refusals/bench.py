@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.common.raw_http import Connection, request
 from benchmarks.gateway.process import gateway_process, instant_worker
-from benchmarks.refusals.bodies import Limits, large_bodies
+from benchmarks.refusals.bodies import BodyLimits, large_bodies
 from benchmarks.refusals.forms import FILES, large_forms
 from moesaic.cluster.redis.child import start_redis
 from moesaic.services.gateway.app import body_types
@@ -26,7 +26,7 @@ from moesaic.services.gateway.settings import GatewaySettings
 
 CLUSTER = "bench-refusals"
 MAX_BYTES: int = GatewaySettings.model_fields["max_body_bytes"].default
-LIMITS = Limits(MAX_BYTES, MAX_VALUES, MAX_TEXTS, MAX_NESTED)
+LIMITS = BodyLimits(MAX_BYTES, MAX_VALUES, MAX_TEXTS, MAX_NESTED)
 MOST_MS = 50.0
 WORTH_A_TRY_MS = 15.0
 TRIES = 3

@@ -33,7 +33,7 @@ VALID: dict[str, list[dict[str, Any]]] = {
 
 
 @dataclass(frozen=True)
-class Limits:
+class BodyLimits:
     """Bounds of a body."""
 
     num_bytes: int
@@ -53,7 +53,7 @@ class Limits:
         return max(1, min(counts) * 31 // 32)
 
 
-def large_bodies(kind: type[BaseModel], limits: Limits) -> Iterator[tuple[str, bytes]]:
+def large_bodies(kind: type[BaseModel], limits: BodyLimits) -> Iterator[tuple[str, bytes]]:
     """Make large bodies of one type of request.
 
     Args:

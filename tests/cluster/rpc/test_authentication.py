@@ -38,7 +38,7 @@ from moesaic.v1 import (
     ranks_pb2,  # noqa: F401
     scheduler_pb2,  # noqa: F401
 )
-from tests.strangers.messages import call_of
+from tests.system.strangers.messages import call_of
 
 SECRET, NONE = Credentials(b"the secret"), Credentials()
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.strangers.messages import OF_KIND, spoilt
+from tests.system.strangers.messages import OF_KIND, spoilt
 from tests.suites import Suite, running
 from tests.waiting import eventually
 
