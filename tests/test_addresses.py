@@ -6,6 +6,7 @@ from moesaic.addresses import (
     host_port,
     is_address,
     is_everywhere,
+    is_host_port,
     is_name,
     is_of_this_machine,
     own_addresses_of,
@@ -61,3 +62,29 @@ def test_of_the_replicas_under_one_name_each_finds_itself(monkeypatch):
 @pytest.mark.parametrize("name", ["nobody.invalid", "a..b", "x" * 70])
 def test_a_name_that_stands_for_nothing_has_no_address(name):
     assert own_addresses_of(name) == []
+
+
+@pytest.mark.parametrize("address", ["h:1", "127.0.0.1:65535", "[::1]:80", "a-b.c_d:7000"])
+def test_a_host_and_a_port_can_be_dialled(address: str) -> None:
+    assert is_host_port(address)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "h",
+        "h:",
+        ":1",
+        "h:0",
+        "h:65536",
+        "h:1 ",
+        "\x00:1",
+        "unix:/x",
+        "dns://h:1",
+        "é:1",
+        "::1:8",
+    ],
+)
+def test_other_texts_cannot_be_dialled(address: str) -> None:
+    assert not is_host_port(address)

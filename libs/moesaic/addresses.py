@@ -18,12 +18,19 @@ from moesaic.loopback import is_loopback, read_address
 _SIOCGIFCONF = 0x8912  # lists the IPv4 addresses of all interfaces
 _IFREQ = struct.Struct("16s2xH4s16x")  # interface, its address: port, address, padding
 _MAX_ADDRESSES = 4096
+_HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]{1,255}):([0-9]{1,5})")
 _HOST_NAME = re.compile(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
 
 
 def host_port(host: str, port: int) -> str:
     """Join ``host:port``, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_host_port(address: str) -> bool:
+    """True if ``address`` is a host, or an IPv6 address in brackets, and a port that can be dialled."""
+    found = _HOST_PORT.fullmatch(address)
+    return found is not None and 0 < int(found[2]) < 1 << 16
 
 
 def public_url(url: str) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import grpc
 import structlog
 
+from moesaic.addresses import is_host_port
 from moesaic.cluster.rpc.channels import channel
 from moesaic.cluster.waiting.backoff import Backoff
 from moesaic.errors import Overloaded
@@ -98,8 +99,11 @@ class WorkerStream:
         """Keep the stream open until the worker is retired and idle."""
         backoff = Backoff(*BACKOFF_S, jitter=JITTER)
         while not self._retired.is_set():
+            record = self.record
             try:
-                record = self.record
+                # gRPC never closes a channel to what is no address.
+                if not is_host_port(record.admin_address):
+                    raise TimeoutError
                 async with channel(record.admin_address, record.worker_id) as connection:
                     async with asyncio.timeout(CONNECT_S):
                         await connection.channel_ready()

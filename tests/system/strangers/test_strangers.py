@@ -17,8 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.system.strangers.messages import OF_KIND, spoilt
 from tests.suites import Suite, running
+from tests.system.strangers.messages import OF_KIND, spoilt
 from tests.waiting import eventually
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "300"))
