@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from benchmarks.refusals.bodies import Limits, large_bodies
+from benchmarks.refusals.bodies import BodyLimits, large_bodies
 from moesaic.services.gateway.app import body_types
 from moesaic.services.gateway.fields.sampling import MAX_LOGIT_BIASES
 from moesaic.services.gateway.http.bodies import decode_body
 from moesaic.services.gateway.http.direct import SHORT_BYTES
 
 KINDS = {kind: path for path, kind in reversed(list(body_types()))}
-SMALL = Limits(1 << 13, 1 << 11, 1 << 10, 1 << 9)
-LARGE = Limits(16 * SHORT_BYTES, 1 << 17, 1 << 16, 1 << 15)
+SMALL = BodyLimits(1 << 13, 1 << 11, 1 << 10, 1 << 9)
+LARGE = BodyLimits(16 * SHORT_BYTES, 1 << 17, 1 << 16, 1 << 15)
 MOST_ERRORS = 64
 WITH_ANY_NAMES = ("logit_bias", "metadata")
 MOST_CALLS = 60_000
