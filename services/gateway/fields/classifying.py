@@ -23,7 +23,8 @@ class ClassifyWire(InferenceWire):
     labels: (
         Annotated[
             list[str | LabelWire],
-            Field(json_schema_extra={"minItems": 2, "maxItems": MAX_LABELS}),
+            # Too few are told from none, by the route.
+            Field(max_length=MAX_LABELS, json_schema_extra={"minItems": 2}),
         ]
         | None
     ) = None
