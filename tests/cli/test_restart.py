@@ -43,8 +43,13 @@ def test_a_service_that_is_killed_again_and_again_is_never_given_up() -> None:
 
 def test_settings_and_files_that_have_worked_are_tried_again() -> None:
     policy = RestartPolicy()
+    policy.exited(-9, ran_s=31, worked=True)
 
     assert isinstance(policy.exited(2, ran_s=3, worked=True), Again)
+
+
+def test_what_no_restart_can_help_is_not_tried_again_just_after_a_suite_was_ready() -> None:
+    assert RestartPolicy().exited(2, ran_s=9, worked=True) == GiveUp("no restart can help")
 
 
 @pytest.mark.parametrize("ran_s", [0.3, 29, 31, 7200])

@@ -238,6 +238,14 @@ def test_up_refuses_a_context_that_the_model_does_not_have(ask: Any, house: Path
     assert "--max-model-len: 129 tokens are more than the model's 128 positions" in refused.stderr
 
 
+def test_up_refuses_a_limit_below_what_the_slots_hold(ask: Any, house: Path) -> None:
+    refused = ask("up", "--model", "model", "--max-expert-bytes", "1000")
+
+    assert refused.returncode == 2
+    assert "--max-expert-bytes 1000: the slots of expert-0 hold" in refused.stderr
+    assert not (house / "run").exists()
+
+
 @pytest.mark.parametrize("available", [2 * GIB, 64 * GIB])
 def test_experts_that_move_stay_within_what_may_be_taken(model: Path, available: int) -> None:
     options = options_of(model, topology="disaggregated")

@@ -25,8 +25,21 @@ def check_fits(
     """Make sure that there is the memory that a plan needs.
 
     Raises:
-        CommandError: there is not; with the table, and what would fit.
+        CommandError: there is not, with the table, and what would fit; or expert workers may not have as much as
+            their slots hold, so no placement could ever be made.
     """
+    for process in plan.processes:
+        limit = (
+            getattr(settings[process.name], "max_expert_bytes", 0)
+            if process.role == "expert"
+            else 0
+        )
+        if 0 < limit < (held := process.parts["experts"]):
+            raise CommandError(
+                f"--max-expert-bytes {limit}: the slots of {process.name} hold {held} bytes of experts; give more, or "
+                "more --experts",
+                Exit.USAGE,
+            )
     if plan.fits:
         return
     raise CommandError(

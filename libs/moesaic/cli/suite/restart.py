@@ -31,7 +31,7 @@ class RestartPolicy:
 
     Delays double from 1 s to 30 s, and begin anew after a run of a minute. A service that fails within
     30 s of each of its first three starts is given up; one that has run longer is always restarted.
-    One whose settings or files are wrong is given up at once, unless the suite has worked with them.
+    One whose settings or files are wrong is given up at once, unless it has run as long in a suite that worked.
     """
 
     def __init__(self) -> None:
@@ -42,10 +42,11 @@ class RestartPolicy:
     def exited(self, status: int, ran_s: float, *, worked: bool = False) -> Again | GiveUp:
         """Decide after an exit with ``status`` (negative: a signal), ``ran_s`` after the start.
 
-        ``worked`` says that the suite has been ready: then its settings and files were sound.
+        ``worked`` says that the suite has been ready. Edge agents are ready before they have loaded all experts,
+        so only a run of some time shows that settings and files are sound.
         """
         self._has_run = self._has_run or ran_s >= EARLY_S
-        if status == STATUS_LASTING and not worked:
+        if status == STATUS_LASTING and not (worked and self._has_run):
             return GiveUp("no restart can help")
         if not self._has_run and status > 0:  # one that was killed did not fail by itself
             self._failed_starts += 1
