@@ -1,4 +1,7 @@
-"""All attention workers fall silent for a while, as on a host that stands still: what runs goes on afterwards."""
+"""All attention workers fall silent for a while, as on a host that stands still: what runs goes on afterwards.
+
+No cheaper test has gRPC say of a peer that it does not answer, for which it takes a second.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

@@ -20,7 +20,9 @@ _MAX_WHY = 200
 _MAX_TOLD = 1024  # documents, and entries, that are remembered
 
 _letters = Counter(
-    "moesaic_stream_dead_letters", "stream entries that could not be read", ["stream"]
+    "moesaic_stream_dead_letters",
+    "entries of streams, and documents, that could not be read",
+    ["stream"],
 )
 
 
