@@ -94,12 +94,12 @@ class Gateway:
             Overloaded: too many requests are in the house, or wait for workers.
         """
         tenant, router = record.tenant, self.workers.routing.router
-        if self.num_inflight >= self.settings.max_inflight and not give_way(tenant):
-            metrics.rejections.labels("max_inflight").inc()
-            raise Overloaded(f"{self.num_inflight} requests are in the house")
         if not router.takes(tenant, record.least_priority):
             metrics.rejections.labels("workers_full").inc()
             raise router.refusal()
+        if self.num_inflight >= self.settings.max_inflight and not give_way(tenant):
+            metrics.rejections.labels("max_inflight").inc()
+            raise Overloaded(f"{self.num_inflight} requests are in the house")
         self.num_inflight += 1
         self.idle.clear()
         record.admitted = True
