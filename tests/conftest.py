@@ -20,6 +20,7 @@ from hypothesis import settings
 from safetensors.torch import save_file
 
 from models.training.network import Network, Shape
+from tests.waiting import HANG_S
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As in a shell's background: commands under test would inherit it, and take no Ctrl-C.
@@ -164,6 +165,16 @@ def redis_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     servers = RedisServers(tmp_path_factory.mktemp("redis"))
     yield servers
     servers.close()
+
+
+@pytest.fixture
+def patient_with_redis(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections made from now on wait for Redis as long as it takes: a busy machine is no outage.
+
+    For tests that assert that nothing was taken for an outage.
+    """
+    for name in ("clients.COMMAND_TIMEOUT_S", "connection.COMMAND_TIMEOUT_S", "connection.BLOCK_S"):
+        monkeypatch.setattr(f"moesaic.cluster.redis.{name}", HANG_S)
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,8 @@ from tests.redis_keys import DEAD_LETTERS, key_of, placement
 from tests.redis_vandals import VANDALS, Vandal
 from tests.waiting import until
 
+pytestmark = pytest.mark.usefixtures("patient_with_redis")
+
 
 @asynccontextmanager
 async def readers(bus: Bus) -> AsyncIterator[PlacementView]:

@@ -14,7 +14,7 @@ class Limits:
         cpu_s: the processor's time, so a busy machine refuses nothing.
         memory_bytes: memory beyond what a helper has when it starts.
         memory_per_byte: more of it, for each byte of the question.
-        answer_bytes: the longest answer.
+        answer_bytes: the longest answer; a longer one meets the limit of memory.
     """
 
     cpu_s: float

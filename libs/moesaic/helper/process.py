@@ -5,7 +5,7 @@ A process may end in the middle of a question. The signal and the processor time
 | End | Cause | Raised |
 |---|---|---|
 | SIGPROF, the limit of time used | the timer of ``serving`` | ``TooMuch("time")`` |
-| no signal; the answer says so | no more memory was given | ``TooMuch("memory")`` |
+| no end; the answer says so | no more memory was given, or the answer is too long | ``TooMuch("memory")`` |
 | SIGSEGV, SIGABRT and the like | the work crashed | ``TooMuch("crash")`` |
 | all others | somebody else ended or stopped it | ``NotReady`` |
 

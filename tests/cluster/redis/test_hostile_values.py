@@ -31,6 +31,8 @@ from tests.redis_keys import (
 )
 from tests.redis_servers import RedisServers
 
+pytestmark = pytest.mark.usefixtures("patient_with_redis")
+
 SECRET = Credentials(b"the cluster secret")
 SEALS, ELSEWHERE = Seals(b"the cluster secret", "test"), Seals(b"another", "test")
 LARGEST_ID = f"{(1 << 64) - 1}-{(1 << 64) - 1}"

@@ -254,6 +254,14 @@ def test_a_hostile_grammar_is_refused_by_its_field_and_harms_nobody(
     assert re.fullmatch("[0-9]{3}", writer.text(said))
 
 
+@pytest.mark.parametrize("depth", [300, 20_000])  # the library quotes it four times
+def test_a_refusal_tells_the_reason_and_not_the_grammar(writer: Writer, depth: int) -> None:
+    with pytest.raises(InvalidInput) as refusal:
+        writer.compiler.compile("regex", "(" * depth + "a" + ")" * depth, "guided_regex")
+    assert "nested parentheses" in str(refusal.value)
+    assert "((((" not in str(refusal.value)
+
+
 def sources_tried(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, str]]:
     """What is compiled from now on, and not found among what is kept."""
     tried: list[tuple[Any, str]] = []

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from moesaic.engine.sequences.grammar_cache import GrammarCache, Source
 from moesaic.engine.sequences.grammar_queue import NUM_THREADS, GrammarQueue
-from moesaic.engine.sequences.grammar_trial import GrammarTrial, load_tokenizer
+from moesaic.engine.sequences.grammar_trial import GrammarTrial, load_tokenizer, reason
 from moesaic.engine.sequences.grammar_trial import compiled as compile_here
 from moesaic.errors import InvalidInput
 from moesaic.fairness import Claim
@@ -69,7 +69,7 @@ class Matcher:
     @property
     def failure(self) -> str:
         """The reason why the grammar cannot be followed any further; empty if it can."""
-        return _first_line(self._matcher.get_error()) if self._matcher.is_error() else ""
+        return reason(self._matcher.get_error()) if self._matcher.is_error() else ""
 
 
 class GrammarCompiler:
@@ -128,7 +128,7 @@ class GrammarCompiler:
             num_bytes = max(num_bytes, self._trial.try_out(*source))
             compiled = compile_here(tokenizer, *source)
         except ValueError as error:
-            compiled, num_bytes = _first_line(str(error)), LEAST_BYTES + len(source[1])
+            compiled, num_bytes = str(error), LEAST_BYTES + len(source[1])
         with self._lock:
             self._kept.put(source, tenant, compiled, num_bytes)
         return compiled
@@ -153,8 +153,3 @@ def _grammar(compiled: "LLMatcher | str", field: str) -> Grammar:
     if isinstance(compiled, str):
         raise InvalidInput(field, compiled)
     return Grammar(compiled, field)
-
-
-def _first_line(text: str) -> str:
-    """Cut the parser's state off an error."""
-    return (text.strip().splitlines() or ["is not valid"])[0][:300]

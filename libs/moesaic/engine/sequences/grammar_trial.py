@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 LIMITS = Limits(cpu_s=2.0, memory_bytes=512 << 20)
 MASK_S = 0.05  # of CPU, for the tokens that may come next: a step computes one for each answer
 NUM_TOKENS = 16  # that are tried
+MAX_TOLD = 300  # characters of what the library says: it quotes the grammar, several times over
 _STATES = 10_000  # of a lexer: about 2 KB each, and they stay with the compiled grammar
 # Of what a library raises, these say nothing about the grammar.
 _NO_VERDICT = (MemoryError, OSError, ImportError, KeyboardInterrupt, SystemExit)
@@ -68,8 +69,15 @@ def compiled(tokenizer: "LLTokenizer", kind: Any, text: str) -> "LLMatcher":
     limits = LLParserLimits(max_lexer_states=_STATES, verbose_errors=False)
     matcher = LLMatcher(tokenizer, grammar_from(kind, text), log_level=0, limits=limits)
     if matcher.is_error():
-        raise ValueError(matcher.get_error())
+        raise ValueError(reason(matcher.get_error()))
     return matcher
+
+
+def reason(message: str) -> str:
+    """Cut quotes of the grammar and the parser's state off an error."""
+    lines = message.strip().splitlines() or ["is not valid"]
+    named = (line.removeprefix("error: ") for line in lines if line.startswith("error: "))
+    return next(named, lines[0])[:MAX_TOLD]
 
 
 def load_tokenizer(path: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> "LLTokenizer":
@@ -91,7 +99,7 @@ def _follow(matcher: "LLMatcher") -> None:
         if time.process_time() - started > MASK_S:
             raise ValueError("takes too long at each token; make it smaller")
         if matcher.is_error():
-            raise ValueError(matcher.get_error())
+            raise ValueError(reason(matcher.get_error()))
         allowed = [i for i, byte in enumerate(mask) if byte]
         if not allowed or matcher.is_stopped():
             return
@@ -113,7 +121,7 @@ def _main(path: str, vocab_size: str, *eos_token_ids: str) -> None:
         except _NO_VERDICT:
             raise
         except BaseException as failure:  # a panic of the library is none of Exception
-            error = str(failure) or "is not valid"
+            error = reason(str(failure))
         return {"error": error, "num_bytes": max(0, memory_bytes("VmRSS:") - before)}
 
     serve(answer, LIMITS)
