@@ -235,6 +235,20 @@ def test_what_needs_compiled_kernels_is_refused_at_once_without_a_compiler(tmp_p
     assert "install gcc" in run.stdout + run.stderr
 
 
+@pytest.mark.parametrize("address", ["a", "a:", "a:0", "a:99999", "::1:5000", "http://a:5000"])
+def test_a_place_where_ranks_cannot_meet_is_refused(
+    capsys: pytest.CaptureFixture[str], address: str
+) -> None:
+    flags = ("--tensor-parallel", "2", "--tensor-parallel-address", address)
+
+    text = refusal(capsys, AttentionSettings, "--model", "m", *flags)
+
+    assert (
+        f"--tensor-parallel-address must be host:port, with an IPv6 address in brackets, got {address}"
+        in text
+    )
+
+
 @pytest.mark.parametrize("dispatch", ["local", "routed"])
 def test_decode_graphs_need_a_gpu(capsys: pytest.CaptureFixture[str], dispatch: Any) -> None:
     flags = ("--decode-graph-tokens", "4096", "--dispatch", dispatch)

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
+from moesaic.addresses import is_host_port
 from moesaic.messages.scheduling import BASELINES, ExpertScheduling
 from moesaic.messages.wire import WireSetting
 from moesaic.settings import MaxModelLen, ModelSettings
@@ -154,7 +155,6 @@ class AttentionSettings(ModelSettings):
     )
     tensor_parallel_address: str = Field(
         "",
-        pattern=r"^(|/\S+|[^/\s]+:[0-9]{1,5})$",
         description="host:port where the ranks meet, if they are started one by one, as on several machines; the "
         "host is the first rank's address (default: the first starts the others beside it)",
     )
@@ -217,8 +217,14 @@ class AttentionSettings(ModelSettings):
         ranks, rank = self.tensor_parallel, self.tensor_parallel_rank
         if rank >= ranks:
             raise ValueError(f"--tensor-parallel-rank must be less than {ranks}, got {rank}")
-        if rank and not self.tensor_parallel_address:
+        address = self.tensor_parallel_address
+        if rank and not address:
             raise ValueError("--tensor-parallel-rank needs --tensor-parallel-address")
+        if address and not address.startswith("/") and not is_host_port(address):
+            raise ValueError(
+                "--tensor-parallel-address must be host:port, with an IPv6 address in brackets, "
+                f"got {address}"
+            )
         if ranks > 1 and self.dispatch == "collaborative":
             raise ValueError(
                 "--tensor-parallel is for attention workers: edge agents have one rank"

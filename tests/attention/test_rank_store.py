@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from moesaic.addresses import host_port
 from moesaic.cluster.security.credentials import Credentials, using
 from moesaic.errors import UnusableSettings
 from moesaic.services.attention.rank_store import RemoteStore, serving_store
@@ -30,14 +31,17 @@ class Lost:
 
 
 @asynccontextmanager
-async def served(lost: Callable[[Exception], Any] = lambda error: None) -> AsyncIterator[str]:
+async def served(
+    lost: Callable[[Exception], Any] = lambda error: None, host: str = "127.0.0.1"
+) -> AsyncIterator[str]:
     with using(SECRET):
-        async with serving_store("attention-0", "127.0.0.1", 0, lost) as port:
-            yield f"127.0.0.1:{port}"
+        async with serving_store("attention-0", host, 0, lost) as port:
+            yield host_port(host, int(port))
 
 
-async def test_it_is_a_store_as_torch_has_them() -> None:
-    async with served() as address:
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_it_is_a_store_as_torch_has_them(host: str) -> None:
+    async with served(host=host) as address:
         one, other = RemoteStore(address, SECRET), RemoteStore(address, SECRET)
 
         def use() -> None:

@@ -63,7 +63,7 @@ class Network(Protocol):
             The ``host:port`` bound.
 
         Raises:
-            InvalidInput: the address cannot be bound.
+            InUse: the address cannot be listened on.
         """
         ...
 

@@ -17,7 +17,8 @@ import msgspec
 import structlog
 import torch
 
-from moesaic.errors import DeadlineExceeded, FrameError, InvalidInput, MoesaicError, PeerLost
+from moesaic.addresses import host_port
+from moesaic.errors import DeadlineExceeded, FrameError, InUse, InvalidInput, MoesaicError, PeerLost
 from moesaic.loopback import is_loopback
 from moesaic.messages.registry import Weights
 from moesaic.native.library import lib, library
@@ -147,11 +148,13 @@ class UcxNetwork:
         try:
             sock = socket.create_server((host, port), family=family, backlog=door.BACKLOG)
         except OSError as error:
-            raise InvalidInput(
-                "address", f"cannot listen on {host}:{port}: {error.strerror}"
+            raise InUse(
+                "data_port",
+                f"cannot listen on {host_port(host, port)}: {error.strerror}; choose another with "
+                "--data-port or --host",
             ) from error
         sock.setblocking(False)
-        bound = f"{sock.getsockname()[0]}:{sock.getsockname()[1]}"
+        bound = host_port(*sock.getsockname()[:2])
         admit = partial(self._admit, handler=handler)
         self._doors.append(Door(sock, admit, lambda: len(self._links) >= MAX_LINKS))
         return bound

@@ -35,7 +35,7 @@ class OpenNetwork:
             The address that others dial, ``host:port``.
 
         Raises:
-            InvalidInput: the address cannot be bound.
+            InUse: the address cannot be listened on.
         """
         bound = await self.run(self.network.listen(self.place.host, port, handler))
         return self.place.advertised(bound)
