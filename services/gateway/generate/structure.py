@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from moesaic.errors import InvalidInput
-from moesaic.json_texts import decode_text
+from moesaic.json_texts import JsonRoom, decode_text
 from moesaic.models.text.dialects.rules import schema_text
 from moesaic.services.gateway.fields.generating import GenerationWire
 from moesaic.v1.attention_pb2 import Grammar
@@ -117,7 +117,7 @@ def _text(schema: str | bool | dict[str, Any], field: str) -> str:
         if len(schema) > MAX_GRAMMAR_CHARS:
             raise _too_long(field)
         try:
-            schema = decode_text(schema, field)
+            schema = decode_text(schema, field, JsonRoom())
         except ValueError:
             return str(schema)
     return schema_text(schema)

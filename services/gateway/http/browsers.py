@@ -8,7 +8,6 @@ browser's own. Other clients, such as curl and the packages that upload files as
 import ipaddress
 import re
 import socket
-from collections.abc import Iterable
 from contextlib import suppress
 from urllib.parse import urlsplit
 
@@ -38,40 +37,52 @@ class BrowserGuard:
 
     def refusal(self, method: str, headers: Headers) -> HttpProblem | None:
         """Find what tells that a request is another site's."""
-        for host in headers.getlist("host") or [""]:
-            if not self._is_ours(_host_of(host)):
-                what = (
-                    f"the header host names {host[:_MAX_SHOWN]!r}, which this gateway does not know"
+        # Each is told once by any client; to look at thousands would hold others up.
+        for name in ("host", "origin", "referer"):
+            if (times := len(headers.getlist(name))) > 1:
+                return problem(
+                    400, "invalid_request", f"the header {name} is there {times} times: send one"
                 )
-                return problem(403, "host_not_allowed", f"{what}: {_FIX}")
-        origins = headers.getlist("origin")
-        if origins:
-            return self._foreign("origin", origins)
+        host = headers.get("host", "")
+        here = _host_of(host)
+        if not self._answers_to(here):
+            what = f"the header host names {host[:_MAX_SHOWN]!r}, which this gateway does not know"
+            return problem(403, "host_not_allowed", f"{what}: {_FIX}")
+        if "origin" in headers:
+            return self._foreign("origin", headers["origin"], here)
         follows_link = method in _SAFE and headers.get("sec-fetch-mode") == "navigate"
         if headers.get("sec-fetch-site") == "cross-site" and not follows_link:
             what = "a page of another site must not use this gateway, which needs no key"
             return problem(403, "origin_not_allowed", f"{what}: set --api-key")
         # Browsers of before 2020 send forms without an origin.
-        return None if method in _SAFE else self._foreign("referer", headers.getlist("referer"))
+        if method in _SAFE or "referer" not in headers:
+            return None
+        return self._foreign("referer", headers["referer"], here)
 
-    def _foreign(self, header: str, pages: Iterable[str]) -> HttpProblem | None:
-        for page in pages:
-            if not self._is_ours(_host_of(_authority_of(page))):
-                what = f"the header {header} names {page[:_MAX_SHOWN]!r}, a page of another site"
-                return problem(403, "origin_not_allowed", f"{what}: {_FIX}")
-        return None
+    def _foreign(self, header: str, page: str, here: str) -> HttpProblem | None:
+        """``here`` is the host that the request is for."""
+        host = _host_of(_authority_of(page))
+        if host and (host == here or self._is_known(host)):
+            return None
+        what = f"the header {header} names {page[:_MAX_SHOWN]!r}, a page of another site"
+        return problem(403, "origin_not_allowed", f"{what}: {_FIX}")
 
-    def _is_ours(self, host: str) -> bool:
-        if host in self._names or is_loopback(host):
+    def _answers_to(self, host: str) -> bool:
+        if self._is_known(host):
             return True
         return self._takes_addresses and is_address(host) and not is_everywhere(host)
 
+    def _is_known(self, host: str) -> bool:
+        return host in self._names or is_loopback(host)
+
 
 def _authority_of(url: str) -> str:
+    """Take ``host:port`` out of the address of a page; empty: it is none of the web's."""
     try:
-        return urlsplit(url).netloc
+        parts = urlsplit(url)
     except ValueError:  # brackets that hold no address
         return ""
+    return parts.netloc if parts.scheme in ("http", "https") else ""
 
 
 def _host_of(authority: str) -> str:

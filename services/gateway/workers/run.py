@@ -109,11 +109,8 @@ class Run:
 
     @property
     def size(self) -> int:
-        """Token ids that a command for it holds: how long it takes to make one."""
-        named = 0
-        if isinstance(self.work, Generation):
-            named = len(self.work.sampling.allowed_token_ids)
-        return len(self.prompt) + len(self.token_ids) + named
+        """Token ids and the like that a command for it holds: how long it takes to make one."""
+        return len(self.prompt) + len(self.token_ids) + _size_of(self.work)
 
     @property
     def is_full(self) -> bool:
@@ -173,6 +170,14 @@ class Run:
             self.parts[self.attempt] = event.degradation
         elif part is not None and isinstance(event, Tokens):  # as exact as the tokens before
             part.rows += len(event.token_ids)
+
+
+def _size_of(work: Generation | Scoring) -> int:
+    if isinstance(work, Scoring):
+        return sum(len(candidate.token_ids) for candidate in work.candidates)
+    sampling = work.sampling
+    named = len(sampling.allowed_token_ids) + len(sampling.logit_bias) + len(work.stop_token_ids)
+    return named + sum(len(word.token_ids) for word in sampling.bad_words)
 
 
 def _gap(expected: int, came: int) -> PeerLost:

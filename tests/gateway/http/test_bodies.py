@@ -7,16 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moesaic.errors import InvalidInput
-from moesaic.json_texts import MAX_DEPTH, decode_text
-from moesaic.services.gateway.http import bodies
-from moesaic.services.gateway.http.bodies import (
+from moesaic import json_texts
+from moesaic.json_texts import (
+    MAX_DEPTH,
     MAX_DIGITS,
     MAX_NESTED,
     MAX_TEXTS,
     MAX_VALUES,
-    InvalidJson,
-    decode_body,
+    JsonRoom,
+    decode_text,
 )
+from moesaic.services.gateway.http.bodies import InvalidJson, decode_body
 
 TEXT = 'a, b: [c] {d} "e" \\ \\" \N{GRINNING FACE}\n'
 
@@ -47,7 +48,7 @@ def test_text_may_have_any_number_of_marks_in_it() -> None:
 def test_more_than_may_be_held_is_refused_before_it_is_decoded(
     content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bodies, "from_json", lambda _: pytest.fail("decoded"))
+    monkeypatch.setattr(json_texts, "from_json", lambda _: pytest.fail("decoded"))
 
     with pytest.raises(InvalidInput, match=f"body: may hold at most {MAX_VALUES} values"):
         decode_body(content)
@@ -65,8 +66,8 @@ JSON = st.recursive(
 @given(JSON, st.integers(0, 30), st.integers(1, 9))
 def test_a_body_is_refused_exactly_if_it_holds_more(value: object, most: int, piece: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bodies, "MAX_NESTED", most)
-        patch.setattr(bodies, "_PIECE_BYTES", piece)
+        patch.setattr(json_texts, "MAX_NESTED", most)
+        patch.setattr(json_texts, "_PIECE_BYTES", piece)
         content = json.dumps(value).encode()
 
         if _num_nested(value) <= most:
@@ -116,11 +117,11 @@ def test_as_deep_as_may_be_is_taken() -> None:
     text = "[" * MAX_DEPTH + "]" * MAX_DEPTH
 
     assert decode_body(b'{"a": %s}' % text.encode()) == {"a": json.loads(text)}
-    assert decode_text(text, "a") == json.loads(text)
+    assert decode_text(text, "a", JsonRoom()) == json.loads(text)
     with pytest.raises(InvalidInput, match="a: must not be nested"):
-        decode_text(f"[[{text}]]", "a")
+        decode_text(f"[[{text}]]", "a", JsonRoom())
     with pytest.raises(ValueError, match="expected value"):
-        decode_text("[" * 20 + "}", "a")
+        decode_text("[" * 20 + "}", "a", JsonRoom())
 
 
 @given(
@@ -130,7 +131,7 @@ def test_as_deep_as_may_be_is_taken() -> None:
 def test_the_place_of_half_a_surrogate_pair_is_found(before: list[bytes], piece: int) -> None:
     num_items = sum(b"," in part for part in before)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bodies, "_PIECE_BYTES", piece)
+        patch.setattr(json_texts, "_PIECE_BYTES", piece)
         with pytest.raises(InvalidInput) as told:
             decode_body(b'{"a": [' + b"".join(before) + b'"b\\ud800"]}')
 

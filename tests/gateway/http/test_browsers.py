@@ -54,6 +54,8 @@ PAGES = [
         "evil.example",
         "",
         "127.0.0.1",
+        "//127.0.0.1",
+        "moz-extension://localhost",
     ),
 ]
 OURS = ["http://localhost:3000", "http://127.0.0.1:8000", "https://[::1]:5173"]
@@ -133,14 +135,29 @@ def test_a_page_without_an_origin_is_told_by_what_else_browsers_send() -> None:
     )
 
 
-def test_every_one_of_several_headers_counts() -> None:
-    guard, ours = BrowserGuard("127.0.0.1", ""), (b"host", b"localhost")
-    page, other = (b"origin", b"http://localhost"), (b"origin", b"http://evil.example")
+@pytest.mark.parametrize("name", ["host", "origin", "referer"])
+def test_a_header_that_is_there_twice_is_refused_whatever_it_says(name: str) -> None:
+    ours = {"host": "localhost", "origin": "http://localhost", "referer": "http://localhost/a"}
+    guard, raw = BrowserGuard("127.0.0.1", ""), Headers(ours).raw
+    refusal = guard.refusal("POST", Headers(raw=[*raw, (name.encode(), ours[name].encode())]))
 
+    assert guard.refusal("POST", Headers(raw=raw)) is None
     assert guard.refusal("GET", Headers(raw=[])) is not None
-    assert guard.refusal("GET", Headers(raw=[ours, (b"host", b"evil.example")])) is not None
-    assert guard.refusal("GET", Headers(raw=[ours, page, other])) is not None
-    assert guard.refusal("GET", Headers(raw=[ours, page])) is None
+    assert refusal is not None
+    assert (refusal.status, f"{name} is there 2 times" in refusal.body.message) == (400, True)
+
+
+@pytest.mark.parametrize("header", ["origin", "referer"])
+def test_a_gateway_with_addresses_knows_the_pages_of_the_one_it_is_reached_by(header: str) -> None:
+    def told(page: str, host: str) -> str:
+        return code("POST", {"host": "10.1.2.3:8000", header: page}, host)
+
+    for host in ("0.0.0.0", "::", "10.1.2.3", "gateway.edge"):
+        assert told("http://10.1.2.3:8000/docs", host) == ""
+        assert told("http://localhost:3000/", host) == ""
+        assert told("http://203.0.113.5/", host) == "origin_not_allowed"
+        assert told("http://[2001:db8::1]/", host) == "origin_not_allowed"
+    assert told("http://gateway.edge/", "gateway.edge") == ""
 
 
 @given(st.text(st.characters(max_codepoint=255), max_size=30))

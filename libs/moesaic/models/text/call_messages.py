@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from moesaic.errors import InvalidInput
-from moesaic.json_texts import decode_text
+from moesaic.json_texts import JsonRoom, decode_text
 
 _NAME, _KEY, _VALUE, _ID = "probe_name", "probe_key", "probe_value", "probecall"
 _SCHEMA = {"type": "object", "properties": {_KEY: {"type": "string"}}}
@@ -40,9 +40,13 @@ class CallMessages(NamedTuple):
         """Give messages this form; each call in them has its arguments as a text.
 
         Raises:
-            InvalidInput: arguments that are to be an object are none, or nested too deeply.
+            InvalidInput: arguments that are to be an object are none, nested too deeply, or hold too much.
         """
-        return [self._message(i, m) if m.get("tool_calls") else m for i, m in enumerate(messages)]
+        room = JsonRoom()
+        return [
+            self._message(number, message, room) if message.get("tool_calls") else message
+            for number, message in enumerate(messages)
+        ]
 
     def fits(self, render: Callable[..., str]) -> bool:
         """Try whether a template writes a call as it is in this form."""
@@ -53,23 +57,25 @@ class CallMessages(NamedTuple):
         wrong = (f"{{'{_KEY}'", f'\\"{_KEY}')  # an object as Python writes it, a text within a text
         return _NAME in text and _VALUE in text and not any(part in text for part in wrong)
 
-    def _message(self, number: int, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _message(
+        self, number: int, message: Mapping[str, Any], room: JsonRoom
+    ) -> Mapping[str, Any]:
         calls = [
-            self._call(call, f"messages[{number}].tool_calls[{i}].function.arguments")
+            self._call(call, f"messages[{number}].tool_calls[{i}].function.arguments", room)
             for i, call in enumerate(message["tool_calls"])
         ]
         return {**message, "content": message["content"] or self.empty, "tool_calls": calls}
 
-    def _call(self, call: Mapping[str, Any], field: str) -> Mapping[str, Any]:
+    def _call(self, call: Mapping[str, Any], field: str, room: JsonRoom) -> Mapping[str, Any]:
         function = call["function"]
-        arguments = self._arguments(function["arguments"], field)
+        arguments = self._arguments(function["arguments"], field, room)
         return {**call, "function": {**function, "arguments": arguments}}
 
-    def _arguments(self, written: str, field: str) -> Any:
+    def _arguments(self, written: str, field: str, room: JsonRoom) -> Any:
         if not self.objects:
             return written
         try:
-            arguments = decode_text(written, field) if written.strip() else {}
+            arguments = decode_text(written, field, room) if written.strip() else {}
         except ValueError:
             arguments = None
         if not isinstance(arguments, dict):
