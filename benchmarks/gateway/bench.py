@@ -26,7 +26,7 @@ from benchmarks.common.suite import RunningSuite, running_suite
 from benchmarks.gateway.bare_route import ROUTE, bare_route
 from benchmarks.gateway.held_streams import held_streams
 from benchmarks.gateway.process import gateway_process, instant_worker
-from moesaic.cluster.lifecycle import raise_file_limit
+from moesaic.open_files import raise_file_limit
 
 PROMPTS = 50
 PROMPT_TOKENS = 16

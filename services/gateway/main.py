@@ -25,7 +25,7 @@ from moesaic.services.gateway.admin import GatewayAdmin
 from moesaic.services.gateway.app import make_app
 from moesaic.services.gateway.batches.runner import BatchRunner
 from moesaic.services.gateway.gateway import Gateway
-from moesaic.services.gateway.http.protocol import BoundedHttp
+from moesaic.services.gateway.http.protocol import BoundedHttp, Connections
 from moesaic.services.gateway.language import Language
 from moesaic.services.gateway.loop_lag import watch_loop
 from moesaic.services.gateway.readiness import lacking_experts
@@ -171,6 +171,10 @@ async def http_server(settings: GatewaySettings, app: ASGIApp) -> AsyncIterator[
 
 
 class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.server_state = Connections()
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave signals to the service's own stop event."""

@@ -3,17 +3,17 @@
 import asyncio
 import gc
 import os
-import resource
 import signal
 import sys
 import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any, Literal, NoReturn
 
 import structlog
 
 from moesaic.errors import CheckpointError, InvalidInput, MoesaicError
+from moesaic.open_files import raise_file_limit
 
 log = structlog.get_logger()
 
@@ -121,13 +121,6 @@ def _exit_at_once(status: int) -> NoReturn:
 def _lasts(cause: MoesaicError) -> bool:
     """True for a fault that time does not mend."""
     return isinstance(cause, InvalidInput | CheckpointError) and not cause.retryable
-
-
-def raise_file_limit() -> None:
-    """Let this process open as many files as it may: each connection is one, and shells often allow 1,024 at first."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # the kernel may not grant what it lists
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

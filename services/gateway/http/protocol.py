@@ -5,7 +5,9 @@ from http import HTTPStatus
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
+from moesaic.open_files import connections_within
 from moesaic.services.gateway.http.problems import ErrorReply, HttpProblem, problem
 
 # Of a request's first line and headers, beside other bytes of the same packet.
@@ -20,7 +22,30 @@ MAX_PIPELINED = 32  # requests that wait for the answer to one before them
 # so long, since a connection that is closed with something unread may lose its answer.
 DRAIN_BYTES = 32 << 20
 DRAIN_S = 10.0
+MAX_CONNECTIONS = 1 << 16  # of a gateway; and half of the files that it may open
 UNSENT_BYTES = (64 << 10, 16 << 10)  # from which on writers wait, and down to which
+
+
+class Connections(ServerState):
+    """The connections of one server.
+
+    Attributes:
+        most: that are open at a time.
+        silent: those of which no whole request has come, or none since the last answer; longest first.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = connections_within(0.5, MAX_CONNECTIONS)
+        self.silent: dict[BoundedHttp, None] = {}
+
+    def make_room(self) -> None:
+        """Hang up on whoever has been silent for longest, if there are too many."""
+        if len(self.connections) > self.most:
+            for oldest in self.silent:
+                oldest.transport.abort()
+                oldest.forget()
+                return
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -37,16 +62,26 @@ class BoundedHttp(HttpToolsProtocol):
     _drain_bytes = 0  # that may still come of a message that was answered
     _too_late: asyncio.TimerHandle | None = None
 
+    server_state: Connections
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # narrower, as uvicorn has it
         """Wait for a request: a client that connects has something to ask."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(*UNSENT_BYTES)
+        self.server_state.silent[self] = None
+        self.server_state.make_room()
         self._begin_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no more: the client has gone, or was let go."""
         self._end_wait()
+        self.forget()
         super().connection_lost(exc)
+
+    def forget(self) -> None:
+        """Count it no more: it is closed."""
+        self.server_state.silent.pop(self, None)
+        self.server_state.connections.discard(self)
 
     def data_received(self, data: bytes) -> None:
         """Parse bytes of one request, or of several."""
@@ -110,6 +145,7 @@ class BoundedHttp(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """Note that the whole request is here."""
         self._in_message = False
+        self.server_state.silent.pop(self, None)
         if self._is_answered:
             self._end_wait()
         super().on_message_complete()
@@ -117,6 +153,8 @@ class BoundedHttp(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Note that the transport has the whole answer."""
         super().on_response_complete()
+        if self._is_answered and not self.transport.is_closing():
+            self.server_state.silent[self] = None
         if self._is_answered and self._in_message and not self.transport.is_closing():
             self._drain_bytes = DRAIN_BYTES
             self._end_wait()

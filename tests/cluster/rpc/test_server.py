@@ -1,5 +1,7 @@
 import asyncio
 import json
+import resource
+from contextlib import suppress
 
 import grpc
 import pytest
@@ -7,10 +9,12 @@ from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from moesaic.cluster.rpc import channels
 from moesaic.cluster.rpc.channels import channel
 from moesaic.cluster.rpc.server import AdminServer, admin_server
 from moesaic.cluster.rpc.statuses import as_error
 from moesaic.errors import InvalidInput, NotReady
+from moesaic.open_files import connections_within
 from moesaic.settings import ServiceSettings
 from moesaic.v1 import admin_pb2 as pb
 from moesaic.v1 import admin_pb2_grpc, scheduler_pb2_grpc
@@ -152,3 +156,31 @@ async def test_an_idle_client_is_not_turned_away_for_its_pings(admin):
         for _ in range(3):
             await stub.Check(health_pb2.HealthCheckRequest())
             await asyncio.sleep(0.1)
+
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4" + bytes(5)  # with empty settings
+
+
+async def test_connections_without_a_call_are_few_and_do_not_stay(monkeypatch):
+    monkeypatch.setattr("moesaic.cluster.rpc.server._MAX_CONNECTIONS", 4)
+    soon = ("grpc.max_connection_idle_ms", 100)
+    options = [soon if option[0] == soon[0] else option for option in channels.SERVER_OPTIONS]
+    monkeypatch.setattr("moesaic.cluster.rpc.server.SERVER_OPTIONS", options)
+    assert soon in options
+    async with admin_server(ServiceSettings(), "expert", worker_id="e-1") as server:
+        host, _, port = server.address.rpartition(":")
+        strangers = [await asyncio.open_connection(host, int(port)) for _ in range(12)]
+        for _, writer in strangers:
+            writer.write(PREFACE)
+        for reader, writer in strangers:
+            with suppress(ConnectionError):
+                await reader.read()  # to its end
+            writer.transport.abort()
+
+        assert await health(server, "") == NOT_SERVING
+
+
+def test_strangers_get_a_share_of_the_files_that_may_be_open(monkeypatch):
+    for soft, most in ((1024, 256), (20_000, 4096), (1, 1), (resource.RLIM_INFINITY, 4096)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, soft))
+        assert connections_within(0.25, 4096) == most

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moesaic.errors import InvalidInput
 from moesaic import json_texts
+from moesaic.errors import InvalidInput
 from moesaic.json_texts import (
     MAX_DEPTH,
     MAX_DIGITS,

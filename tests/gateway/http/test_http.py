@@ -66,6 +66,7 @@ async def stage(open_house: Any) -> AsyncIterator[Any]:
 
 
 HEAD = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 
 
 async def test_a_client_may_connect_as_soon_as_the_address_is_known(model_directory: Path) -> None:
@@ -244,3 +245,47 @@ async def test_few_requests_may_wait_on_one_connection(stage: Any) -> None:
 
     for _ in range(20):
         assert (await waiting.answer())[0] == 200
+
+
+async def test_many_connections_leave_room_for_those_who_ask(
+    open_house: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_protocol, "MAX_CONNECTIONS", 3)
+    async with open_house() as house:
+        silent, slow, kept = [await Client.to(house.url) for _ in range(3)]
+        await slow.send(POST + b"content-length: 100000\r\n\r\n{")
+        await kept.send(HEAD + b"\r\n")
+        assert (await kept.answer())[0] == 200
+
+        for ended in (silent, slow):
+            client = await Client.to(house.url)
+            await client.send(HEAD + b"\r\n")
+            assert (await client.answer())[0] == 200
+            with suppress(ConnectionError):
+                assert await ended.ended()
+        # ``kept`` has asked since, and counts as silent from then on only.
+        await kept.send(HEAD + b"\r\n")
+        assert (await kept.answer())[0] == 200
+
+
+async def test_a_request_that_is_worked_on_is_never_hung_up_on(
+    open_house: Any, scripts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_protocol, "MAX_CONNECTIONS", 1)
+    goes_on, begun = asyncio.Event(), asyncio.Event()
+
+    async def script(submit: Any, emit: Any) -> None:
+        begun.set()
+        await goes_on.wait()
+        await scripts.says("yes")(submit, emit)
+
+    async with open_house(script) as house:
+        body = b'{"prompt": "a", "max_tokens": 4}'
+        asking = await Client.to(house.url)
+        await asking.send(POST + b"content-length: %d\r\n\r\n%b" % (len(body), body))
+        await begun.wait()
+        for _ in range(3):
+            with suppress(ConnectionError):
+                assert await (await Client.to(house.url)).ended()
+        goes_on.set()
+        assert (await asking.answer())[0] == 200

@@ -98,18 +98,27 @@ async def ways_to_all(house: Any) -> AsyncIterator[list[Way]]:
         yield ways
 
 
-def begun(scripts: Any, said: int, begun_by: list[str]) -> Any:
-    """A script that says a few tokens until it is tried again, then goes on to the end."""
+class Begun:
+    """A script that says a few tokens and then nothing, until it is told to go on to the end.
 
-    async def script(submit: pb.Submit, emit: Any) -> None:
-        if submit.attempt > 1:
-            await scripts.says(TEXT)(submit, emit)
+    Attributes:
+        runs: that have begun. A busy machine may lose a worker before that, so attempts tell nothing.
+        goes_on: set once the next attempts shall end.
+    """
+
+    def __init__(self, scripts: Any, said: int) -> None:
+        self._scripts, self._said = scripts, said
+        self.runs: set[str] = set()
+        self.goes_on = asyncio.Event()
+
+    async def __call__(self, submit: pb.Submit, emit: Any) -> None:
+        if self.goes_on.is_set():
+            await self._scripts.says(TEXT)(submit, emit)
             return
-        for index, token_id in enumerate(scripts.ids(TEXT)[:said]):
+        first = submit.generation.num_resumed_tokens
+        for index, token_id in enumerate(self._scripts.ids(TEXT)[first : self._said]):
             emit(tokens=pb.Tokens(token_index=index, token_ids=[token_id]))
-        begun_by.append(submit.request_id)
-
-    return script
+        self.runs.add(submit.request_id)
 
 
 async def stall(house: Any, ways: list[Way]) -> None:
@@ -127,8 +136,7 @@ async def stall(house: Any, ways: list[Way]) -> None:
 async def test_streams_go_on_after_all_workers_were_paused(
     open_house, scripts, count: int, said: int
 ) -> None:
-    told: list[str] = []
-    script = begun(scripts, said, told)
+    script = Begun(scripts, said)
     async with open_house(*[script] * count) as house, ways_to_all(house) as ways:
         asking = [
             asyncio.ensure_future(
@@ -136,7 +144,8 @@ async def test_streams_go_on_after_all_workers_were_paused(
             )
             for number in range(STREAMS)
         ]
-        await house.until(lambda: len(told) == STREAMS)
+        await house.until(lambda: len(script.runs) == STREAMS)
+        script.goes_on.set()  # what has begun does not look again
         await stall(house, ways)
         responses = await asyncio.gather(*asking)
 
@@ -170,12 +179,13 @@ async def test_a_single_run_survives_more_pauses_than_it_may_lose_workers(
 
 
 async def test_a_worker_that_ends_beside_a_paused_one_is_waited_for(open_house, scripts) -> None:
-    told: list[str] = []
-    async with open_house(*[begun(scripts, 0, told)] * 2) as house, ways_to_all(house) as ways:
+    script = Begun(scripts, 0)
+    async with open_house(*[script] * 2) as house, ways_to_all(house) as ways:
         asking = [
             asyncio.ensure_future(house.client.post("/v1/completions", json=BODY)) for _ in range(2)
         ]
-        await house.until(lambda: len(told) == 2)
+        await house.until(lambda: len(script.runs) == 2)
+        script.goes_on.set()
         ways[0].pause()
         await house.workers[1].kill()
         await house.until(lambda: not house.gateway.workers.accepting)
@@ -187,11 +197,11 @@ async def test_a_worker_that_ends_beside_a_paused_one_is_waited_for(open_house, 
 
 async def test_many_runs_share_the_blame_for_a_worker_that_ends(open_house, scripts) -> None:
     """Two workers end one after the other before any of many runs has a token, and all runs go on."""
-    told: list[str] = []
+    told: set[str] = set()
 
     def waits(is_last: Callable[[], bool]) -> Any:
         async def script(submit: pb.Submit, emit: Any) -> None:
-            told.append(submit.request_id)
+            told.add(submit.request_id)
             if is_last():
                 await scripts.says(TEXT)(submit, emit)
 

@@ -42,6 +42,8 @@ SERVER_OPTIONS = [
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),  # a second server on the same port must fail, not share it
+    # Nobody has to prove anything before a call, so a connection without one does not stay.
+    ("grpc.max_connection_idle_ms", 30_000),
 ]
 
 

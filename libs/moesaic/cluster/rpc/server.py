@@ -19,6 +19,7 @@ from moesaic.cluster.rpc.channels import SERVER_OPTIONS
 from moesaic.cluster.security.credentials import Credentials, using
 from moesaic.cluster.security.tls import Tls
 from moesaic.errors import InUse
+from moesaic.open_files import connections_within
 from moesaic.settings import ServiceSettings
 from moesaic.v1 import admin_pb2_grpc
 
@@ -27,6 +28,7 @@ log = structlog.get_logger()
 __all__ = ["AdminServer", "DrainHook", "ServiceStatus", "StandbyHook", "admin_server"]
 
 _MAX_CONCURRENT_CALLS = 1024
+_MAX_CONNECTIONS, _CONNECTIONS_SHARE = 4096, 0.25
 _SETTLE_S = 1.0
 _LOADING_S = 5.0
 _LAST_ANSWERS_S = 0.5  # time for running calls to end when the server closes
@@ -205,9 +207,10 @@ async def _say_what_it_loads(status: ServiceStatus) -> None:
 def new_server(credentials: Credentials, worker_id: str) -> grpc.aio.Server:
     """Make a server that admits callers with a token for ``worker_id``, if the cluster has a secret."""
     tokens = credentials.tokens
+    most = connections_within(_CONNECTIONS_SHARE, _MAX_CONNECTIONS)
     return grpc.aio.server(
         interceptors=[Authenticating(tokens, worker_id)] if tokens else [],
-        options=SERVER_OPTIONS,
+        options=[*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", most)],
         maximum_concurrent_rpcs=_MAX_CONCURRENT_CALLS,
     )
 
