@@ -83,6 +83,11 @@ def test_rest_may_listen_everywhere_if_grpc_has_an_address():
         ),
         (ServiceSettings, "--host 10.0.0.5:8000", r"--host \(MOESAIC_HOST\): must be .*:8000"),
         (ServiceSettings, "--control-host http://x", r"--control-host \(MOESAIC_CONTROL_HOST\)"),
+        *(
+            (ServiceSettings, f"--host ::1 --advertise-host {host}", r"--advertise-host .*dial")
+            for host in ("0.0.0.0", "::", "0", "[::]", "::ffff:0.0.0.0")
+        ),
+        (ServiceSettings, "--advertise-host a:8000", r"--advertise-host .*must be .*:8000"),
         (ModelSettings, "--model m --data-host 10.0.0.256", r"--data-host .*10\.0\.0\.256"),
     ],
 )
@@ -235,7 +240,13 @@ def test_what_needs_compiled_kernels_is_refused_at_once_without_a_compiler(tmp_p
     assert "install gcc" in run.stdout + run.stderr
 
 
-@pytest.mark.parametrize("address", ["a", "a:", "a:0", "a:99999", "::1:5000", "http://a:5000"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("a", "a:", "a:0", "a:99999", "::1:5000", "http://a:5000"),
+        *("0:5000", "0.0.0.0:5000", "[::]:5000"),
+    ],
+)
 def test_a_place_where_ranks_cannot_meet_is_refused(
     capsys: pytest.CaptureFixture[str], address: str
 ) -> None:
@@ -244,7 +255,7 @@ def test_a_place_where_ranks_cannot_meet_is_refused(
     text = refusal(capsys, AttentionSettings, "--model", "m", *flags)
 
     assert (
-        f"--tensor-parallel-address must be host:port, with an IPv6 address in brackets, got {address}"
+        f"--tensor-parallel-address must be host:port of the first rank, IPv6 in brackets, got {address}"
         in text
     )
 

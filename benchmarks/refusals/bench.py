@@ -20,8 +20,8 @@ from benchmarks.gateway.process import gateway_process, instant_worker
 from benchmarks.refusals.bodies import BodyLimits, large_bodies
 from benchmarks.refusals.forms import FILES, large_forms
 from moesaic.cluster.redis.child import start_redis
-from moesaic.services.gateway.app import body_types
 from moesaic.json_texts import MAX_NESTED, MAX_TEXTS, MAX_VALUES
+from moesaic.services.gateway.app import body_types
 from moesaic.services.gateway.settings import GatewaySettings
 
 CLUSTER = "bench-refusals"

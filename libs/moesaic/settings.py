@@ -186,10 +186,12 @@ class ServiceSettings(BaseSettings):
 
     @field_validator("advertise_host")
     @classmethod
-    def _is_dialled_plainly(cls, host: str) -> str:
-        return plain_host(host)
+    def _can_be_dialled(cls, host: str) -> str:
+        if is_everywhere(host):
+            raise ValueError(f"{host} is no address that others can dial")
+        return host
 
-    @field_validator("host", "control_host", "data_host", check_fields=False)
+    @field_validator("advertise_host", "host", "control_host", "data_host", check_fields=False)
     @classmethod
     def _is_address_or_name(cls, host: str) -> str:
         host = plain_host(host)

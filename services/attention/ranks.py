@@ -19,6 +19,7 @@ from moesaic.cluster.parents import die_with
 from moesaic.cluster.security.credentials import Credentials, own_credentials
 from moesaic.engine.thread import EngineThread
 from moesaic.errors import UnusableSettings
+from moesaic.loopback import plain_host
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.configuration.division import Division, divide
 from moesaic.models.layers.decoder import Decoder
@@ -193,7 +194,7 @@ def _store_of_the_first(settings: AttentionSettings) -> Store:
 
 def _host_and_port(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
+    return plain_host(host), int(port)
 
 
 def share_threads(division: Division | None) -> None:

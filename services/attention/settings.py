@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from moesaic.addresses import is_host_port
+from moesaic.addresses import is_everywhere, is_host_port
 from moesaic.messages.scheduling import BASELINES, ExpertScheduling
 from moesaic.messages.wire import WireSetting
 from moesaic.settings import MaxModelLen, ModelSettings
@@ -220,9 +220,9 @@ class AttentionSettings(ModelSettings):
         address = self.tensor_parallel_address
         if rank and not address:
             raise ValueError("--tensor-parallel-rank needs --tensor-parallel-address")
-        if address and not address.startswith("/") and not is_host_port(address):
+        if address and not address.startswith("/") and not _can_meet_at(address):
             raise ValueError(
-                "--tensor-parallel-address must be host:port, with an IPv6 address in brackets, "
+                "--tensor-parallel-address must be host:port of the first rank, IPv6 in brackets, "
                 f"got {address}"
             )
         if ranks > 1 and self.dispatch == "collaborative":
@@ -272,3 +272,7 @@ class AttentionSettings(ModelSettings):
                 f"--deterministic needs --wire-dtype own, got {self.wire_dtype}: rounded rows give other bits"
             )
         return self
+
+
+def _can_meet_at(address: str) -> bool:
+    return is_host_port(address) and not is_everywhere(address.rpartition(":")[0])

@@ -59,11 +59,13 @@ def test_sockets_are_listed_with_both_ends(tmp_path: Path) -> None:
         socket.socket(socket.AF_UNIX) as unix,
         socket.socket(socket.AF_UNIX) as abstract,
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as unix_datagrams,
     ):
         unix.bind(path)
         unix.listen()
         abstract.bind("\0moesaic-test-listeners")
         datagrams.bind(("127.0.0.1", 0))
+        unix_datagrams.bind("\0moesaic-test-datagrams")
 
         found = set(open_sockets(os.getpid()))
 
@@ -76,6 +78,7 @@ def test_sockets_are_listed_with_both_ends(tmp_path: Path) -> None:
             OpenSocket("unix", path, True),
             OpenSocket("unix", "@moesaic-test-listeners", False),
             OpenSocket("udp", name(datagrams), True),
+            OpenSocket("unix", "@moesaic-test-datagrams", True),
         } <= found
 
 

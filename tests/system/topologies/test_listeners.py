@@ -22,6 +22,7 @@ TOPOLOGIES: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "edge": (("--topology", "edge"), EVERYWHERE | {"tensors"}),
     "tensor-parallel": (("--tensor-parallel", "2"), EVERYWHERE | {"tensors", "ranks"}),
     "ucx": (("--transports", "tcp"), EVERYWHERE | {"tensors", "UCX"}),
+    "ucx-shm": (("--transports", "shm"), EVERYWHERE | {"tensors", "UCX"}),
 }
 
 

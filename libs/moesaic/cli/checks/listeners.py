@@ -71,8 +71,8 @@ KINDS: Mapping[str, Kind] = {
     ),
     "UCX": Kind(
         "UCX",
-        "loopback, with `--transports tcp` or GPUs; `--data-host`, with `--private-network`; RDMA devices that "
-        "`UCX_NET_DEVICES` names",
+        "loopback, with `--transports tcp` or GPUs; abstract Unix sockets, with `--transports shm`; `--data-host`, "
+        "with `--private-network`; RDMA devices that `UCX_NET_DEVICES` names",
         "workers",
         "nothing: keep the network to the workers",
     ),
@@ -151,7 +151,7 @@ def _kind_of_the_rest(process: ProcessState, children: set[int]) -> str:
     if process.role == "attention" and (children or _told(process.pid, "tensor_parallel_address")):
         return "ranks"
     transports = _told(process.pid, "transports")
-    with_ucx = transports == "tcp" or _told(process.pid, "private_network")
+    with_ucx = transports in ("tcp", "shm") or _told(process.pid, "private_network")
     if with_ucx or _told(process.pid, "device").startswith("cuda"):
         return "UCX"
     return UNKNOWN

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from moesaic.addresses import host_port
 
 _LISTENS, _UDP_UNCONNECTED = "0A", "07"
-_UNIX_LISTENS = 0x10000
+_UNIX_LISTENS, _UNIX_DATAGRAMS = 0x10000, "0002"
 
 
 class OpenSocket(NamedTuple):
@@ -81,5 +81,5 @@ def _unix(path: Path) -> Iterator[tuple[str, OpenSocket]]:
     for line in _lines(path):
         fields = line.split(maxsplit=7)
         if len(fields) == 8:
-            listens = bool(int(fields[3], 16) & _UNIX_LISTENS)
+            listens = bool(int(fields[3], 16) & _UNIX_LISTENS) or fields[4] == _UNIX_DATAGRAMS
             yield fields[6], OpenSocket("unix", fields[7], listens)
