@@ -11,7 +11,7 @@ class StopFinder:
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
-        self._stops = sorted(set(stops), key=len, reverse=True)
+        self._stops = tuple(sorted(set(stops), key=len, reverse=True))
         self._include = include
         self._held = ""
         self.hit: str | None = None

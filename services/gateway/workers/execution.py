@@ -77,6 +77,8 @@ class Execution:
         self._expiring.cancel()
         for run in self.runs:
             self.cancel(run)
+            # Its callbacks know this execution: nothing may be left that only garbage collection frees.
+            run.under_way = None
         self._places.leave(self)
 
     def _expire(self) -> None:
