@@ -40,6 +40,7 @@ def damaged(directory: Path, tensor: str) -> Path:
         (EXPERT, ("--topology", "local", "--offload")),
         (EXPERT, ("--topology", "gathered", "--attention", "2")),
         (EXPERT, ("--topology", "edge")),
+        (EXPERT, ("--topology", "edge", "--detach")),
         (NORM, ("--topology", "local", "--tensor-parallel", "2")),
         (EXPERT, ("--topology", "local", "--tensor-parallel", "2")),
     ],

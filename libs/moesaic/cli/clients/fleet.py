@@ -9,6 +9,7 @@ from moesaic.cli.clients.credentials import connected
 from moesaic.cli.clients.load import service_load
 from moesaic.cli.clients.sites import ROLE, site_facts
 from moesaic.cluster.rpc.channels import CONTROL_TIMEOUT_S
+from moesaic.placement.decide.proposal import LITTLE_ROOM
 from moesaic.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 
 STATES = {
@@ -50,6 +51,15 @@ async def service_facts(role: str, worker_id: str, admin_address: str) -> Facts:
         "quantization": info.quantization,
         "waiting_for": list(info.waiting_for),
     }
+
+
+async def lacks_placement(scheduler: str) -> list[str]:
+    """Ask a scheduler why no experts are placed yet; nothing if they are, or edge agents have no room for all."""
+    facts = await service_facts("scheduler", "scheduler", scheduler)
+    waiting_for: list[str] = facts["waiting_for"]
+    if facts.get("epoch") or any(each.startswith(LITTLE_ROOM) for each in waiting_for):
+        return []
+    return waiting_for or ["the first placement"]
 
 
 def _why(error: grpc.aio.AioRpcError) -> str:

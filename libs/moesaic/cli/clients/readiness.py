@@ -1,7 +1,7 @@
 """The gateway's readiness, and what is missing for it."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
@@ -43,14 +43,16 @@ async def await_ready(
     within_s: float,
     announce: Callable[[str, str], None],
     progressed: Callable[[], bool] = lambda: False,
+    lacks: Callable[[], Awaitable[list[str]]] | None = None,
 ) -> None:
-    """Wait until the gateway at ``url`` is ready, and announce what is missing.
+    """Wait until the gateway at ``url`` is ready and nothing else lacks, and announce what is missing.
 
     Args:
         url: of the gateway.
         within_s: longest wait.
         announce: tells people, given a name and a text.
         progressed: true if weights have come since the last call; the wait begins anew then.
+        lacks: asks what else is missing once the gateway is ready.
 
     Raises:
         CommandError: it is not ready in that time.
@@ -64,6 +66,8 @@ async def await_ready(
             if progressed():
                 started = loop.time()
             now_missing = await readiness(client)
+            if now_missing == [] and lacks is not None:
+                now_missing = await lacks()
             if now_missing == []:
                 return
             if now_missing != missing:

@@ -139,7 +139,13 @@ class _Suite:
         running = asyncio.create_task(self._supervisor.run(environment, self._stop))
         loading = ShownLoading(self._supervisor.processes, announce)
         ready = asyncio.create_task(
-            await_ready(self._state.url, ready_within_s, announce, loading.progressed)
+            await_ready(
+                self._state.url,
+                ready_within_s,
+                announce,
+                loading.progressed,
+                self._lacks_placement if self._has_agents else None,
+            )
         )
         showing = asyncio.create_task(loading.run())
         ready.add_done_callback(lambda _: showing.cancel())
@@ -162,6 +168,18 @@ class _Suite:
             await asyncio.gather(ready, showing, running, return_exceptions=True)
             warnings.cancel()
             await asyncio.gather(warnings, return_exceptions=True)
+
+    @property
+    def _has_agents(self) -> bool:
+        return any(process.role == "edge-agent" for process in self._supervisor.processes)
+
+    async def _lacks_placement(self) -> list[str]:
+        """Agents answer from their files before they hold experts; damaged ones are found while they load them."""
+        # Not before, as it imports gRPC.
+        from moesaic.cli.clients.fleet import lacks_placement
+
+        addresses = [p.admin_address for p in self._supervisor.processes if p.role == "scheduler"]
+        return await lacks_placement(addresses[0]) if all(addresses) else ["the scheduler"]
 
     def _enter(self, state: Literal["ready", "stopping"]) -> None:
         self._state.state = state

@@ -14,6 +14,8 @@ from moesaic.placement.policies.uniform import Slots, refill, uniform
 Incarnation = tuple[str, int]  # worker id and generation: one start of one worker
 LEAVING = ("draining", "standby")  # states of workers that leave if a placement names them
 
+LITTLE_ROOM = "edge agents: room for"  # they serve nevertheless, with experts from their files
+
 
 @dataclass(frozen=True)
 class Proposal:
@@ -176,7 +178,7 @@ def _shortfall(current: Placement | None, usable: Sequence[WorkerRecord]) -> str
         return "expert workers: none registered"
     if any(record.num_slots for record in usable):
         room, needed = sum(r.capacity for r in usable), num_experts * len(usable[0].layers)
-        return "" if room >= needed else f"edge agents: room for {room} of {needed} experts"
+        return "" if room >= needed else f"{LITTLE_ROOM} {room} of {needed} experts"
     slots = sum(min(record.slots_per_layer, num_experts) for record in usable)
     if slots >= num_experts:
         return ""
