@@ -23,36 +23,39 @@ EVERYONE = "+ping +client|setname +select +unwatch +multi +exec +discard"
 # Within its patterns a role may destroy, but not forge: what is written is sealed with the cluster's secret.
 READ, STREAM = "+strlen +get +mget", "+xread +xrevrange"
 DOCUMENTS = f"{READ} +watch +set +del"
+# Of entries. A box that takes none any more is emptied; the id of an entry shows whether another reader kept it.
+LETTERS = "+xadd +xrange +del"
 OWN = [
     (DOCUMENTS, "~{c}worker:{role}-* ~{c}generation:{role}-*"),
     ("+sadd", "%W~{c}workers"),
     ("+xadd", "%W~{c}ctl:registry"),
-    ("+xadd", "%W~{c}dlq:documents"),
+    ("+xadd +del", "%W~{c}dlq:documents"),
 ]
 LOOKS_AT_WORKERS = [
     ("+sscan", "%R~{c}workers"),
     (READ, "%R~{c}worker:*"),
     (STREAM, "%R~{c}ctl:registry"),
-    ("+xadd", "%W~{c}dlq:ctl:registry"),
+    (LETTERS, "~{c}dlq:ctl:registry"),
 ]
 LOOKS_AT_PLACEMENTS = [
     (READ, "%R~{c}placement:*"),
     (STREAM, "%R~{c}ctl:placement"),
-    ("+xadd", "%W~{c}dlq:ctl:placement"),
+    (LETTERS, "~{c}dlq:ctl:placement"),
 ]
 LOOKS_AT_BROWNOUT = [
     (READ, "%R~{c}brownout:*"),
     (STREAM, "%R~{c}ctl:brownout"),
-    ("+xadd", "%W~{c}dlq:ctl:brownout"),
+    (LETTERS, "~{c}dlq:ctl:brownout"),
 ]
 LEADS = [
     (DOCUMENTS, "~{c}placement:* ~{c}brownout:* ~{c}scaling:* ~{c}leader:scheduler"),
     ("+pttl", "%R~{c}leader:scheduler"),
     ("+srem", "%W~{c}workers"),
     ("+xadd", "%W~{c}ctl:placement %W~{c}ctl:brownout"),
-    ("+xadd", "~{c}ctl:decisions %W~{c}dlq:ctl:*"),
+    ("+xadd", "~{c}ctl:decisions"),
     (STREAM, "%R~{c}ctl:activations %R~{c}ctl:profiles %R~{c}ctl:latency %R~{c}ctl:decisions"),
     (STREAM, "%R~{c}ctl:load"),
+    (LETTERS, "~{c}dlq:ctl:*"),
 ]
 # Which weights the cluster has: workers say so together.
 AGREES = [(f"{READ} +watch +set", "~{c}weights")]

@@ -20,6 +20,7 @@ from moesaic.cluster.load_view import STREAM as LOAD
 from moesaic.cluster.placement_view import POINTER, STREAM, document, watch_placement
 from moesaic.cluster.redis.bus import Bus
 from moesaic.cluster.redis.child import server_programs
+from moesaic.cluster.redis.reading import Unreadable
 from moesaic.cluster.registry import next_generation, registered, tidy_index, watch_fleet
 from moesaic.cluster.security.credentials import Credentials
 from moesaic.errors import PeerLost
@@ -91,6 +92,20 @@ def test_a_role_may_write_its_own_and_nothing_that_harms_others(
             except redis.exceptions.NoPermissionError:
                 pass
     assert allowed == []
+
+
+@pytest.mark.parametrize("role", OWN)
+async def test_a_role_may_begin_dead_letters_anew(urls: dict[str, str], role: str) -> None:
+    largest = (1 << 64) - 1
+    async with bus_of(urls, role) as bus:
+        for box in ("documents", "ctl:placement"):
+            key = bus.connection.key(f"dlq:{box}")
+            await bus.connection.client.xadd(key, {"t": "x"}, id=f"{largest}-{largest}")
+            await bus.dead_letters.message(box, b"x", Unreadable("junk"))
+            await bus.connection.client.xadd(key, {"t": "x"})  # it has room again
+        await bus.dead_letters.entry("ctl:placement", b"1-1", b"x", Unreadable("junk"), is_new=True)
+        ends = await bus.connection.client.xrange(bus.connection.key("dlq:ctl:placement"))
+    assert ends[-1][1][b"id"] == b"1-1"
 
 
 def test_strangers_may_nothing(urls: dict[str, str]) -> None:

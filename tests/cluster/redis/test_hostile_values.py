@@ -130,6 +130,67 @@ async def test_the_dead_letters_are_bounded(bus: Bus) -> None:
     assert await client.xlen(bus.connection.key("dlq:documents")) < 1300
 
 
+FULL = ("XADD", LARGEST_ID, "t", "x")
+JUST_NOT_FULL = ("XADD", f"{(1 << 64) - 1}-{(1 << 64) - 2}", "t", "x")
+BOXES = [("SET", b"x"), *OTHER_KINDS[:1], FULL, JUST_NOT_FULL]
+
+
+async def letters_in(bus: Bus, box: str) -> list[tuple[bytes, dict[bytes, bytes]]]:
+    letters: list[tuple[bytes, dict[bytes, bytes]]] = await bus.connection.client.xrange(
+        bus.connection.key(f"dlq:{box}")
+    )
+    return [letter for letter in letters if b"why" in letter[1]]
+
+
+@pytest.mark.parametrize("command", BOXES, ids=lambda c: f"{c[0]} {str(c[1])[:60]}")
+async def test_whatever_is_in_place_of_dead_letters_they_are_kept(
+    bus: Bus, command: tuple[Any, ...]
+) -> None:
+    client, key = bus.connection.client, bus.connection.key
+    for box in ("documents", "s"):
+        await client.execute_command(command[0], key(f"dlq:{box}"), *command[1:])
+
+    await bus.append("s", PlacementHint(epoch=1))
+    async with aclosing(bus.read_on("s", hints)) as read:
+        assert await hint_of(read) == PlacementHint(epoch=1)
+        for number in range(3):
+            await client.set(key("a"), b"%d." % number)
+            assert await bus.get("a", hints) is None
+            await client.xadd(key("s"), {"p": b"%d." % number})
+            assert await anext(read) is None
+    for box in ("documents", "s"):
+        assert (await letters_in(bus, box))[-1][1][b"p"] == b"2."
+
+
+@pytest.mark.parametrize("entry_id", [FULL[1], JUST_NOT_FULL[1], f"{1 << 60}-0"])
+async def test_an_entry_with_an_id_of_the_future_leaves_room_for_later_letters(
+    bus: Bus, entry_id: str
+) -> None:
+    key = bus.connection.key("s")
+    async with aclosing(bus.read_on("s", hints)) as read:
+        await bus.connection.client.xadd(key, {"p": b"junk"}, id=entry_id)
+        assert await anext(read) is None
+        await bus.connection.client.delete(key)
+        await bus.append("s", PlacementHint(epoch=1))
+        assert await hint_of(read) == PlacementHint(epoch=1)
+        poison = await bus.connection.client.xadd(key, {"p": b"later junk"})
+        assert await anext(read) is None
+
+    first, second = await letters_in(bus, "s")
+    assert first[1][b"id"] == entry_id.encode()
+    assert first[1][b"p"] == b"junk"
+    assert second[0] == poison
+
+
+async def test_a_letter_whose_id_has_no_place_any_more_is_kept_behind_the_others(bus: Bus) -> None:
+    async with aclosing(bus.read_on("s", hints)) as read:
+        poison = await bus.connection.client.xadd(bus.connection.key("s"), {"p": b"junk"})
+        await bus.refuse_entry("s", PlacementHint(epoch=1), "no such epoch")  # by another reader
+        assert await anext(read) is None
+
+    assert (await letters_in(bus, "s"))[-1][1][b"id"] == poison
+
+
 @pytest.mark.parametrize("command", OTHER_KINDS[:1] + OTHER_KINDS[2:], ids=lambda c: c[0])
 async def test_a_set_that_is_none_is_made_anew(bus: Bus, command: tuple[Any, ...]) -> None:
     key = bus.connection.key("workers")

@@ -3,8 +3,10 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import structlog
+from redis.exceptions import ResponseError
 
 from moesaic.addresses import public_url
 from moesaic.cluster.redis.clients import (
@@ -12,6 +14,7 @@ from moesaic.cluster.redis.clients import (
     COMMAND_TIMEOUT_S,
     CommandRefused,
     check_redis,
+    is_of_a_key,
     outages,
     redis_client,
 )
@@ -21,6 +24,8 @@ from moesaic.cluster.waiting.backoff import Backoff
 from moesaic.errors import NotReady, PeerLost
 
 log = structlog.get_logger()
+
+AHEAD_MS = 86_400_000  # that Redis's clock may be before ours
 
 
 class RedisConnection:
@@ -57,6 +62,23 @@ class RedisConnection:
         except PeerLost:
             self.last_lost = time.monotonic()
             raise
+
+    async def begin_anew(self, key: str, fields: dict[str, Any], error: ResponseError) -> bytes:
+        """Replace by a stream with one entry what takes none, if this process may; else raise ``error``.
+
+        Returns:
+            The id of the entry.
+        """
+        if not is_of_a_key(error):
+            raise error
+        try:
+            async with self.client.pipeline(transaction=True) as together:
+                together.delete(key)
+                together.xadd(key, fields)
+                entry_id: bytes = (await together.execute())[1]
+        except ResponseError as refusal:
+            raise error from refusal
+        return entry_id
 
     async def close(self) -> None:
         """Close both clients."""

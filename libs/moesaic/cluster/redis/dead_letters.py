@@ -1,13 +1,15 @@
 """Dead letters: what could not be read, kept for people under ``dlq:<stream>`` and ``dlq:documents``."""
 
 import hashlib
-from contextlib import suppress
+import time
+from typing import Any
 
 import structlog
 from prometheus_client import Counter
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
-from moesaic.cluster.redis.connection import RedisConnection
+from moesaic.cluster.redis.clients import is_of_a_key
+from moesaic.cluster.redis.connection import AHEAD_MS, RedisConnection
 from moesaic.cluster.redis.reading import Unreadable
 from moesaic.cluster.redis.seals import REFUSED
 
@@ -18,6 +20,8 @@ _MAX_LETTERS = 1000
 _MAX_BYTES = 4096  # of a letter
 _MAX_WHY = 200
 _MAX_TOLD = 1024  # documents, and entries, that are remembered
+# Answer of Redis to an id that is not behind the last one of a stream.
+_ID_REFUSED = "equal or smaller than"
 
 _letters = Counter(
     "moesaic_stream_dead_letters",
@@ -67,7 +71,6 @@ class DeadLetters:
             del self._told_entries[next(iter(self._told_entries))]
         cause = str(why)[:_MAX_WHY]
         log.error("entry.refused", stream=stream, entry_id=entry_id.decode(), cause=cause)
-        # All readers of the stream meet this entry. Under its own id Redis keeps only the first.
         payload = value if why.opened is None else why.opened.message
         await self._put(stream, {}, payload, why, entry_id)
 
@@ -81,14 +84,48 @@ class DeadLetters:
         fields: dict[str, str],
         value: bytes,
         why: Unreadable,
-        entry_id: bytes = b"*",
+        entry_id: bytes | None = None,
     ) -> None:
         _letters.labels(box).inc()
-        with suppress(RedisError, OSError):
-            await self._connection.client.xadd(
-                self._connection.key(f"dlq:{box}"),
-                {"p": value[:_MAX_BYTES], "why": str(why)[:_MAX_WHY], **fields},
-                id=entry_id,
-                maxlen=_MAX_LETTERS,
-                approximate=True,
-            )
+        letter = {"p": value[:_MAX_BYTES], "why": str(why)[:_MAX_WHY], **fields}
+        try:
+            await self._keep(self._connection.key(f"dlq:{box}"), letter, entry_id)
+        except (RedisError, OSError) as error:
+            log.warning("letter.lost", stream=box, cause=str(error)[:_MAX_WHY])
+
+    async def _keep(self, key: str, letter: dict[str, Any], entry_id: bytes | None) -> None:
+        """Append a letter; a value that is no stream, or takes no letters any more, is replaced by a stream."""
+        if entry_id is not None:
+            # Somebody chose an id that is far ahead. Later letters would have no place behind it.
+            if not _is_ahead(entry_id) and await self._is_kept_once(key, letter, entry_id):
+                return
+            letter = {**letter, "id": entry_id}
+        try:
+            await self._append(key, letter)
+        except ResponseError as error:
+            await self._connection.begin_anew(key, letter, error)
+
+    async def _is_kept_once(self, key: str, letter: dict[str, Any], entry_id: bytes) -> bool:
+        """Keep a letter under the id of its entry, which all readers of the stream meet.
+
+        Returns:
+            False if it has no place there, and no other reader has kept it.
+        """
+        try:
+            await self._append(key, letter, entry_id)
+        except ResponseError as error:
+            if not is_of_a_key(error):
+                raise
+            if _ID_REFUSED not in str(error):
+                return False
+            return bool(await self._connection.client.xrange(key, entry_id, entry_id, count=1))
+        return True
+
+    async def _append(self, key: str, letter: dict[str, Any], entry_id: bytes = b"*") -> None:
+        await self._connection.client.xadd(
+            key, letter, id=entry_id, maxlen=_MAX_LETTERS, approximate=True
+        )
+
+
+def _is_ahead(entry_id: bytes) -> bool:
+    return int(entry_id.split(b"-")[0]) > time.time() * 1000 + AHEAD_MS

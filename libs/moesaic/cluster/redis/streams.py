@@ -8,8 +8,8 @@ import msgspec
 import structlog
 from redis.exceptions import ResponseError
 
-from moesaic.cluster.redis.clients import BLOCK_S, CommandRefused, is_of_a_key
-from moesaic.cluster.redis.connection import RedisConnection
+from moesaic.cluster.redis.clients import BLOCK_S, CommandRefused
+from moesaic.cluster.redis.connection import AHEAD_MS, RedisConnection
 from moesaic.cluster.redis.dead_letters import DeadLetters
 from moesaic.cluster.redis.entries import EntryReader, Fields
 from moesaic.cluster.redis.reading import Decoder, Unreadable
@@ -21,7 +21,6 @@ T = TypeVar("T")
 Entries = list[tuple[bytes, Fields]]
 
 _RETENTION_MS = 3600_000  # stream entries are hints; an hour of them is for people
-_AHEAD_MS = 86_400_000  # that Redis's clock may be before ours
 _MOST_HINTS = 4096  # that stay where Redis's time cannot tell which are old
 _AT_ONCE = 16  # entries that one command reads: each may be large
 _BEGINNING = b"0-0"  # the place before every entry of a stream
@@ -56,7 +55,7 @@ class Streams:
             PeerLost: Redis did not do it within a second; it may have been done.
         """
         newest_ms = self._newest_ms.get(stream, 0)
-        if max_entries is None and newest_ms > time.time() * 1000 + _AHEAD_MS:
+        if max_entries is None and newest_ms > time.time() * 1000 + AHEAD_MS:
             max_entries = _MOST_HINTS  # somebody chose the last id, and no later one is larger
         key, by_age = self.connection.key(stream), max_entries is None and newest_ms > 0
         fields = {
@@ -73,7 +72,7 @@ class Streams:
                     approximate=True,
                 )
             except ResponseError as error:
-                entry_id = await self._begun_anew(key, fields, error)
+                entry_id = await self.connection.begin_anew(key, fields, error)
         self._newest_ms[stream] = int(entry_id.split(b"-")[0])
 
     async def refuse_entry(self, stream: str, message: msgspec.Struct, why: str) -> None:
@@ -169,19 +168,6 @@ class Streams:
 
     def _entry_reader(self, stream: str, decoder: Decoder[T], *, repeats: bool) -> EntryReader[T]:
         return EntryReader(self.connection, self.dead_letters, stream, decoder, repeats=repeats)
-
-    async def _begun_anew(self, key: str, fields: dict[str, Any], error: ResponseError) -> bytes:
-        """Replace by a stream with one entry what takes none, if this process may; else raise ``error``."""
-        if not is_of_a_key(error):
-            raise error
-        try:
-            async with self.connection.client.pipeline(transaction=True) as together:
-                together.delete(key)
-                together.xadd(key, fields)
-                entry_id: bytes = (await together.execute())[1]
-        except ResponseError as refusal:
-            raise error from refusal
-        return entry_id
 
     async def _begins_anew(self, stream: str, last_id: bytes) -> bool:
         """True if the stream ends before ``last_id``: Redis lost its data, or the stream was replaced."""
