@@ -21,6 +21,7 @@ from moesaic.errors import InvalidInput
 from moesaic.models.configuration.config import ModelConfig, load_config
 from moesaic.models.configuration.context import with_context
 from moesaic.models.configuration.fields import Fields, read_json, read_text
+from moesaic.models.configuration.strict_json import shown
 from moesaic.models.text.chat import TEMPLATE_KWARGS, ChatTemplate, with_texts
 from moesaic.models.text.dialects.detection import ReasoningParser, ToolCallParser, dialect_of
 from moesaic.models.text.dialects.dialect import Dialect
@@ -282,9 +283,10 @@ def _classify_methods(values: dict[str, Any]) -> tuple[Method, ...]:
         CheckpointError: it names no method.
     """
     named = values.get("classify_methods", list(CHEAPEST_FIRST))
-    if not isinstance(named, list) or not named or not set(named) <= set(CHEAPEST_FIRST):
+    known = isinstance(named, list) and all(method in CHEAPEST_FIRST for method in named)
+    if not named or not known:
         allowed = ", ".join(CHEAPEST_FIRST)
         raise Fields(SERVING_FILE, values).error(
-            "classify_methods", f"expected a list of {allowed}, got {named!r}"
+            "classify_methods", f"expected a list of {allowed}, got {shown(named)}"
         )
     return tuple(method for method in named if method in CHEAPEST_FIRST)

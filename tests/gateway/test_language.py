@@ -37,7 +37,10 @@ def test_without_the_file_the_cheapest_method_comes_first(directory: Path) -> No
 
 @pytest.mark.parametrize(
     "text",
-    ["{", "[]", '{"classify_methods": []}', '{"classify_methods": ["x"]}', '{"wording": {}}'],
+    [
+        *("{", "[]", '{"classify_methods": []}', '{"classify_methods": ["x"]}', '{"wording": {}}'),
+        *('{"classify_methods": [[]]}', '{"classify_methods": 7}', '{"wording": {"version": []}}'),
+    ],
 )
 def test_a_bad_file_is_named(directory: Path, text: str) -> None:
     (directory / "moesaic.json").write_text(text)

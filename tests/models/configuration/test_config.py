@@ -1,6 +1,7 @@
 """Reading ``config.json``: the published spellings, and complaints that name the field."""
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -182,6 +183,28 @@ def test_generation_config_has_the_last_word_on_end_tokens(write_config: WriteCo
         (QWEN3, {"hidden_act": "gelu"}, "hidden_act: 'gelu' is not supported; supported: silu"),
         (QWEN3, {"norm_topk_prob": 1}, "norm_topk_prob: expected true or false"),
         (QWEN3, {"rms_norm_eps": -1.0}, "rms_norm_eps: expected a positive number"),
+        (QWEN3, {"rms_norm_eps": 10**400}, "rms_norm_eps: expected a positive number that float32"),
+        (QWEN3, {"rope_theta": 10**400}, "rope_theta: expected a positive number"),
+        (QWEN3, {"rope_theta": True}, "rope_theta: expected a positive number"),
+        (QWEN3, {"rope_theta": math.nan}, "rope_theta: expected a positive number"),
+        (QWEN3, {"rms_norm_eps": math.inf}, "rms_norm_eps: expected a positive number"),
+        (QWEN3, {"num_hidden_layers": 2**64}, "num_hidden_layers: expected an integer of at most"),
+        (QWEN3, {"num_hidden_layers": 2**31 - 1}, "num_hidden_layers: expected an integer of at"),
+        (QWEN3, {"num_experts": 2**31 - 1}, "num_experts: expected an integer of at most 8192"),
+        (QWEN3, {"vocab_size": 2**64}, "vocab_size: expected an integer of at most 2147483647"),
+        (QWEN3, {"hidden_size": 2**64}, "hidden_size: expected an integer of at most"),
+        (QWEN3, {"eos_token_id": 2**64}, "eos_token_id: expected an integer or a list"),
+        (MIXTRAL, {"hidden_size": 16}, "num_attention_heads: expected at most hidden_size, 16"),
+        (
+            DEEPSEEK_LITE,
+            {"rope_theta": 1},
+            "rope_theta: expected more than 1 with yarn, got 1.0",
+        ),
+        ({"model_type": "glm4_moe"}, {"partial_rotary_factor": 1e30}, "partial_rotary_factor: "),
+        ({"model_type": "glm4_moe"}, {"partial_rotary_factor": 1e-9}, "leaves nothing to rotate"),
+        ({"model_type": "granitemoe"}, {"residual_multiplier": 1e-200}, "residual_multiplier: "),
+        ({"model_type": "granitemoe"}, {"residual_multiplier": 1e200}, "residual_multiplier: "),
+        (QWEN3, {"hidden_act": [[[[[[[[[1]]]]]]]]]}, "hidden_act: [[[[[[[...]]]]]]] is not supp"),
         (
             QWEN3,
             {"rope_scaling": {"type": "longrope", "factor": 2.0}},
@@ -259,6 +282,8 @@ def test_a_field_that_cannot_be_served_is_named(
 
 
 def test_what_is_no_model_directory_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is not a directory"):
+        load_config(tmp_path / ("x" * 300))
     with pytest.raises(CheckpointError, match="is not a directory"):
         load_config(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match=r"config\.json: no such file"):

@@ -91,6 +91,13 @@ def test_of_several_templates_the_default_is_taken(tmp_path: Path) -> None:
     assert load(tmp_path, named).render(MESSAGES) == "plain"
 
 
+@pytest.mark.parametrize("name", [[], {}, 7, None])
+def test_a_template_without_a_name_is_passed_over(tmp_path: Path, name: Any) -> None:
+    named = [{"name": name, "template": "x"}, {"name": "default", "template": "plain"}, "y"]
+
+    assert load(tmp_path, named).render(MESSAGES) == "plain"
+
+
 def test_a_model_without_a_template_says_so(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="messages: this model has no chat template"):
         ChatTemplate.load(tmp_path)

@@ -171,7 +171,7 @@ def test_an_invalid_index_is_refused(tmp_path: Path, index: str) -> None:
 def test_an_index_cannot_lead_out_of_the_directory(tmp_path: Path) -> None:
     (tmp_path / INDEX).write_text('{"weight_map": {"a": "../model.safetensors"}}')
 
-    with pytest.raises(CheckpointError, match="expected file names"):
+    with pytest.raises(CheckpointError, match="expected a file name"):
         Checkpoint(tmp_path)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,10 @@ class Pairs(list[tuple[str, Any]]):
 
 
 def written(value: Any) -> str:
+    if isinstance(value, list) and not isinstance(value, Pairs):
+        return "[" + ",".join(map(written, value)) + "]"
+    if isinstance(value, MinusZero):
+        return "-0"
     return value.written() if isinstance(value, Pairs) else json.dumps(value)
 
 
@@ -61,7 +66,15 @@ def good_headers(draw: st.DrawFn) -> tuple[Pairs, int]:
     return Pairs(draw(st.permutations(header))), end
 
 
-SIZES = st.integers(-1, 40) | st.sampled_from([2**32, 2**63, 2**64, 2**64 - 1]) | st.just(1.0)
+class MinusZero(int):
+    """Is written as no library writes 0."""
+
+
+SIZES = (
+    st.integers(-1, 40)
+    | st.sampled_from([2**32, 2**63, 2**64, 2**64 - 1, MinusZero()])
+    | st.sampled_from([1.0, -0.0, 0.0, True])
+)
 
 
 @st.composite
@@ -175,6 +188,8 @@ FOUR = entry(0, 4)
         (Pairs([("a", entry(0, 4, "F64", [1]))]), 4, r"tensor a: F64 \[1\] takes 8 bytes"),
         (Pairs([("a", entry(0, 1, "F4", [3]))]), 1, r"tensor a: F4 \[3\] takes 1.5 bytes"),
         (Pairs([("a", entry(0, 0, shape=[2**63, 2, 0]))]), 0, "tensor a: shape: expected sizes"),
+        (Pairs([("a", entry(0, 0, shape=[MinusZero()]))]), 0, "tensor a: shape: expected sizes"),
+        (Pairs([("a", entry(MinusZero(), 4, shape=[4]))]), 4, "tensor a: data_offsets: expected"),
         (Pairs([("a", Pairs([*FOUR, ("more", 1)]))]), 4, "tensor a: its header entry is malformed"),
         (Pairs([("a", None)]), 0, "tensor a: its header entry is malformed"),
         (Pairs([("__metadata__", Pairs([("a", 1)]))]), 0, "__metadata__: expected texts by name"),
@@ -217,3 +232,43 @@ def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(CheckpointError, match=r"two.safetensors: tensor a: is here, but"):
         list_tensors(tmp_path)
+
+
+NAMES = [
+    *("", ".", "..", "/etc/hostname", "../model.safetensors", "a/b", "a/", "\0", "a\0b"),
+    *("x" * 300, "é" * 200, "\n", "deep", "fifo", "model.safetensors.index.json", "nowhere"),
+]
+
+
+@pytest.mark.parametrize("file", NAMES)
+def test_an_index_that_names_no_file_of_its_directory_is_refused(tmp_path: Path, file: str) -> None:
+    (tmp_path / "deep").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    index_of(tmp_path, json.dumps({"weight_map": {"a": file}}))
+
+    with pytest.raises(CheckpointError, match=r"tensor a: |is truncated or not safetensors"):
+        list_tensors(tmp_path)
+
+
+ANY_JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.sampled_from([*NAMES, "one.safetensors"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2), inner),
+    max_leaves=4,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(st.sampled_from(["a", "b", ""]), ANY_JSON) | ANY_JSON)
+def test_any_index_is_read_or_refused(tmp_path: Path, weight_map: Any) -> None:
+    index_of(tmp_path, json.dumps({"weight_map": weight_map}), one=Pairs([("a", FOUR)]))
+
+    if weight_map == {"a": "one.safetensors"}:
+        assert set(list_tensors(tmp_path)) == {"a"}
+        return
+    with pytest.raises(CheckpointError) as refused:
+        list_tensors(tmp_path)
+    assert refused.value.file in ("one.safetensors", "model.safetensors.index.json", *NAMES)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Collection
 from pathlib import Path
@@ -22,7 +23,7 @@ def check_config(model: str) -> "ModelConfig":
     from moesaic.errors import CheckpointError
     from moesaic.models.configuration.config import load_config
 
-    if not Path(model).is_dir():
+    if not os.path.isdir(model):
         raise CommandError(
             f"--model {model}: no such directory; give one with config.json, tokenizer.json and "
             "safetensors files, or a repository of the Hugging Face hub as owner/name (as "

@@ -1,13 +1,15 @@
 """Checked access to the JSON files of a model directory: every error names the file and the field."""
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from moesaic.errors import CheckpointError
-from moesaic.models.configuration.strict_json import parse_object
+from moesaic.models.configuration.strict_json import parse_object, shown
+
+MOST = (1 << 31) - 1  # of any size or token id
+_LEAST_NUMBER, _MOST_NUMBER = 2.0**-126, 2.0**127  # normal in float32
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -86,7 +88,7 @@ class Fields:
         mine, theirs = self._values.get(name), others._values.get(other)
         return self.error(
             name,
-            f"is {mine!r}, but {others.path(other)} is {theirs!r}, and both mean the same: leave one out",
+            f"is {shown(mine)}, but {others.path(other)} is {shown(theirs)}, and both mean the same: leave one out",
         )
 
     def path(self, name: str) -> str:
@@ -101,46 +103,54 @@ class Fields:
         """Return true if the file itself has a field ``name`` that is not null."""
         return self._values.get(name) is not None
 
-    def size(self, name: str, *, least: int = 1) -> int:
-        """Read an integer that is at least ``least``."""
+    def size(self, name: str, *, least: int = 1, most: int = MOST) -> int:
+        """Read an integer in ``least..most``."""
         value = self._get(name)
         if type(value) is not int or value < least:
-            raise self.error(name, f"expected an integer of at least {least}, got {value!r}")
+            raise self.error(name, f"expected an integer of at least {least}, got {shown(value)}")
+        if value > most:
+            raise self.error(name, f"expected an integer of at most {most}, got {shown(value)}")
         return value
 
     def number(self, name: str, *, zero: bool = False) -> float:
-        """Read a positive, finite number, or 0 if ``zero`` allows it."""
+        """Read a positive number that float32 can hold, or 0 if ``zero`` allows it."""
         value = self._get(name)
-        if type(value) not in (int, float) or not (0 < value < math.inf or (zero and value == 0)):
-            raise self.error(name, f"expected a positive number, got {value!r}")
-        return float(value)
+        if type(value) in (int, float) and (
+            _LEAST_NUMBER <= value <= _MOST_NUMBER or (zero and value == 0)
+        ):
+            return float(value)
+        raise self.error(
+            name, f"expected a positive number that float32 can hold, got {shown(value)}"
+        )
 
     def flag(self, name: str) -> bool:
         """Read a boolean."""
         value = self._get(name)
         if type(value) is not bool:
-            raise self.error(name, f"expected true or false, got {value!r}")
+            raise self.error(name, f"expected true or false, got {shown(value)}")
         return value
 
     def choice(self, name: str, allowed: tuple[str, ...]) -> str:
         """Read one of ``allowed``."""
         value = self._get(name)
         if value not in allowed:
-            raise self.error(name, f"{value!r} is not supported; supported: {', '.join(allowed)}")
+            raise self.error(
+                name, f"{shown(value)} is not supported; supported: {', '.join(allowed)}"
+            )
         return str(value)
 
     def choices(self, name: str, allowed: tuple[str, ...], as_many: str) -> tuple[str, ...]:
         """Read a list of as many entries as field ``as_many`` says, each one of ``allowed``."""
         value, count = self._get(name), self.size(as_many)
         if not isinstance(value, list) or len(value) != count:
-            found = len(value) if isinstance(value, list) else repr(value)
+            found = len(value) if isinstance(value, list) else shown(value)
             raise self.error(
                 name, f"expected a list of {count} entries, as {as_many} says, got {found}"
             )
         for entry in value:
             if entry not in allowed:
                 raise self.error(
-                    name, f"{entry!r} is not supported; supported: {', '.join(allowed)}"
+                    name, f"{shown(entry)} is not supported; supported: {', '.join(allowed)}"
                 )
         return tuple(value)
 
@@ -148,15 +158,16 @@ class Fields:
         """Read a list of integers, one integer, or nothing."""
         value = self._find(name)
         values = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(type(item) is int and item >= 0 for item in values):
-            raise self.error(name, f"expected an integer or a list of integers, got {value!r}")
+        if not all(type(item) is int and 0 <= item <= MOST for item in values):
+            expected = f"an integer or a list of integers, each in 0..{MOST}"
+            raise self.error(name, f"expected {expected}, got {shown(value)}")
         return tuple(values)
 
     def group(self, name: str) -> dict[str, Any]:
         """Read the object in field ``name``; an empty one if it is missing or null."""
         value = self._find(name)
         if value is not None and not isinstance(value, dict):
-            raise self.error(name, f"expected an object, got {value!r}")
+            raise self.error(name, f"expected an object, got {shown(value)}")
         return dict(value or {})
 
     def texts(self, name: str) -> tuple[str, ...]:

@@ -12,6 +12,9 @@ from moesaic.models.configuration.architecture import (
 from moesaic.models.configuration.fields import Fields
 from moesaic.models.configuration.rope_fields import rotated_width
 
+# Far beyond published models; all layers, and the experts of each, are listed by name when files are checked.
+_MOST_LAYERS, _MOST_EXPERTS = 1024, 8192
+
 
 def grouped_query(
     fields: Fields, *, partly_rotated: bool = False, null_kv_heads: bool = False, **options: Any
@@ -31,10 +34,18 @@ def grouped_query(
         raise fields.error(
             "num_key_value_heads", f"expected a divisor of {num_heads}, got {num_kv_heads}"
         )
-    default_dim = fields.size("hidden_size") // num_heads
-    head_dim = fields.size("head_dim") if fields.has("head_dim") else default_dim
+    head_dim = fields.size("head_dim") if fields.has("head_dim") else _head_dim(fields, num_heads)
     rotated = rotated_width(fields, head_dim, partly=partly_rotated)
     return GroupedQueryAttention(num_heads, num_kv_heads, head_dim, rotated_dim=rotated, **options)
+
+
+def _head_dim(fields: Fields, num_heads: int) -> int:
+    hidden_size = fields.size("hidden_size")
+    if num_heads > hidden_size:
+        raise fields.error(
+            "num_attention_heads", f"expected at most hidden_size, {hidden_size}, got {num_heads}"
+        )
+    return hidden_size // num_heads
 
 
 def full_layers(fields: Fields, windowed: Sequence[bool]) -> tuple[int, ...]:
@@ -88,7 +99,7 @@ def mixture(
         topk_method: other than greedy: ``n_group`` and ``topk_group`` count.
         options: further fields of ``MoE``.
     """
-    experts, chosen = fields.size(num_experts), fields.size(top_k)
+    experts, chosen = fields.size(num_experts, most=_MOST_EXPERTS), fields.size(top_k)
     if chosen > experts:
         raise fields.error(top_k, f"expected at most {experts}, got {chosen}")
     n_group, topk_group = (1, 1) if topk_method == "greedy" else _groups(fields)
@@ -138,7 +149,7 @@ def _groups(fields: Fields) -> tuple[int, int]:
 
 def all_layers(fields: Fields) -> tuple[int, ...]:
     """Return the indices of all layers."""
-    return tuple(range(fields.size("num_hidden_layers")))
+    return tuple(range(fields.size("num_hidden_layers", most=_MOST_LAYERS)))
 
 
 def layers_behind_dense(fields: Fields) -> tuple[int, ...]:

@@ -46,6 +46,10 @@ def _read_group(fields: Fields, name: str, *, latent: bool) -> Rope:
     theta = _here_or_there(inner, fields, "rope_theta").number("rope_theta")
     match inner.choice("rope_type", ("default", "yarn", "llama3", "linear", "dynamic")):
         case "yarn":
+            if theta <= 1:
+                raise _here_or_there(inner, fields, "rope_theta").error(
+                    "rope_theta", f"expected more than 1 with yarn, got {theta}"
+                )
             return Rope(theta, _read_yarn(inner, fields, latent=latent))
         case "llama3":
             return Rope(theta, None, llama3=_read_llama3(inner, fields))
@@ -74,6 +78,8 @@ def rotated_width(fields: Fields, head_dim: int, *, partly: bool) -> int | None:
     for found, place, said in widths:
         if found > head_dim:
             raise place.error(said, f"expected no more than a head, {head_dim}, got {found}")
+        if not found:
+            raise place.error(said, f"leaves nothing to rotate of a head of {head_dim}")
         if found < head_dim and not partly:
             raise place.error(said, "heads that are rotated in part are not supported")
         if found != widths[0][0]:

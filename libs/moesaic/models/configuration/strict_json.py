@@ -2,6 +2,7 @@
 
 import json
 import re
+import reprlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,13 @@ from moesaic.errors import CheckpointError
 
 Pairs = list[tuple[str, Any]]
 _HALVES = re.compile(rb"\\u[dD][89a-fA-F]")
+_short = reprlib.Repr()
+_short.maxstring, _short.maxother = 200, 200
+
+
+def shown(value: Any) -> str:
+    """Show a value in an error, shortened: files may hold long and deep ones."""
+    return _short.repr(value)
 
 
 def parse_object(raw: bytes, file: str, what: str = "") -> dict[str, Any]:
@@ -31,7 +39,7 @@ def parse_object(raw: bytes, file: str, what: str = "") -> dict[str, Any]:
         return found
 
     try:
-        value = json.loads(raw.decode(), object_pairs_hook=unique)
+        value = json.loads(raw.decode(), object_pairs_hook=unique, parse_int=_number)
         if _HALVES.search(raw):  # half a character, which nobody can print, or both halves
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError as error:
@@ -44,6 +52,11 @@ def parse_object(raw: bytes, file: str, what: str = "") -> dict[str, Any]:
         path = ".".join([*_path_to(holder, value), key])
         raise CheckpointError(file, f"{what}has the key {path} twice: leave one out")
     return value
+
+
+def _number(text: str) -> int | float:
+    # Other readers take this for a fraction, and refuse it as a size.
+    return -0.0 if text == "-0" else int(text)
 
 
 def _first_repeated(pairs: Pairs) -> str:

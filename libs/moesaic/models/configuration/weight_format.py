@@ -135,12 +135,10 @@ def _read_compressed(fields: Fields) -> WeightFormat:
 def _read_scheme(fields: Fields, name: str, scheme: Any) -> WeightFormat:
     if not isinstance(scheme, Mapping) or not isinstance(scheme.get("weights"), Mapping):
         raise fields.error(name, "expected an object with weights")
-    layout = scheme.get("format") or fields.choice("format", tuple(_SCHEMES))
-    weights = fields.under(f"{name}.weights", scheme["weights"])
-    if layout not in _SCHEMES:
-        known = ", ".join(_SCHEMES)
-        raise fields.error(f"{name}.format", f"{layout!r} is not supported; supported: {known}")
-    return _SCHEMES[layout](weights)
+    own = fields.under(name, scheme)
+    place = own if own.has("format") else fields
+    layout = place.choice("format", tuple(_SCHEMES))
+    return _SCHEMES[layout](own.under("weights", scheme["weights"]))
 
 
 def _read_packed_scheme(weights: Fields) -> WeightFormat:

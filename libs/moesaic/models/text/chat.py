@@ -152,9 +152,9 @@ def _read_source(directory: Path) -> tuple[str, str | None]:
     template = read_json(path).get("chat_template") if path.is_file() else None
     if isinstance(template, list):  # several, by name
         named = {
-            entry.get("name"): entry.get("template")
+            entry["name"]: entry.get("template")
             for entry in template
-            if isinstance(entry, dict)
+            if isinstance(entry, dict) and isinstance(entry.get("name"), str)
         }
         template = named.get("default")
     if template is not None and not isinstance(template, str):

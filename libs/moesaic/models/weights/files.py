@@ -1,14 +1,17 @@
 """The safetensors files of a model directory, and the tensors that they hold together. Needs no torch."""
 
 from pathlib import Path
+from typing import Any
 
 from moesaic.errors import CheckpointError
 from moesaic.models.configuration.fields import read_json
+from moesaic.models.configuration.strict_json import shown
 from moesaic.models.weights.header import StoredTensor, read_header
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _COMPARED_BYTES = 1 << 22
+_MAX_NAME_BYTES = 255  # of a file, on all usual file systems
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -101,8 +104,16 @@ def read_index(path: Path) -> dict[str, str]:
     weight_map = read_json(path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(path.name, "weight_map: expected tensor names and file names")
-    for file in weight_map.values():
-        if not isinstance(file, str) or Path(file).name != file:
-            # A path could lead out of the directory.
-            raise CheckpointError(path.name, f"weight_map: expected file names, got {file!r}")
+    for tensor, file in weight_map.items():
+        if not _is_file_name(file):
+            raise CheckpointError(
+                path.name, f"weight_map: expected a file name, got {shown(file)}", tensor=tensor
+            )
     return dict(weight_map)
+
+
+def _is_file_name(value: Any) -> bool:
+    """Tell whether a value names a file of the same directory; a path could lead out of it."""
+    if not isinstance(value, str) or value in ("", ".", ".."):
+        return False
+    return len(value.encode()) <= _MAX_NAME_BYTES and not {"/", "\0"} & set(value)

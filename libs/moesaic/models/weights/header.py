@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from moesaic.errors import CheckpointError
-from moesaic.models.configuration.strict_json import parse_object
+from moesaic.models.configuration.strict_json import parse_object, shown
 
 MAX_HEADER_BYTES = 100_000_000
 # All that the format has; what can be served is for readers to say.
@@ -112,11 +112,11 @@ def _stored_tensor(path: Path, name: str, entry: Any, base: int, stamp: Stamp) -
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     bits = _BITS.get(dtype) if isinstance(dtype, str) else None
     if bits is None:
-        raise wrong(f"dtype: the format has none that is named {dtype!r:.200}")
+        raise wrong(f"dtype: the format has none that is named {shown(dtype)}")
     if not _are_sizes(shape):
-        raise wrong(f"shape: expected sizes, got {shape!r:.200}")
+        raise wrong(f"shape: expected sizes, got {shown(shape)}")
     if not _are_sizes(offsets) or len(offsets) != 2:
-        raise wrong(f"data_offsets: expected a first byte and an end, got {offsets!r:.200}")
+        raise wrong(f"data_offsets: expected a first byte and an end, got {shown(offsets)}")
     start, end = offsets
     if base + end > stamp.size:
         raise wrong(f"is truncated: ends at byte {base + end}, the file has {stamp.size}")

@@ -37,9 +37,9 @@ def check_tensors(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> N
         CheckpointError: some of them would never be read, so they belong to another model than
             that of ``config``; names the first few.
     """
-    unread = sorted(
-        tensors.keys() - set(tensor_names(config, tensors)) - set(_unused(config, tensors))
-    )
+    left = tensors.keys() - set(_unused(config, tensors))
+    left.difference_update(tensor_names(config, tensors))  # may be far more than there are
+    unread = sorted(left)
     if unread == [HEAD] and EMBEDDING in tensors:
         if same_payload(tensors[HEAD], tensors[EMBEDDING]):
             return
