@@ -206,6 +206,23 @@ def test_damage_is_named(tmp_path: Path, header: Pairs | bytes, payload: int, pr
         header_of(tmp_path, content)
 
 
+def test_a_file_of_more_than_4_gib_is_read(tmp_path: Path) -> None:
+    end = 5_000_000_000
+    header = Pairs([("a", entry(0, end - 8)), ("b", entry(end - 8, end))])
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(file_of(header, 0))
+    os.truncate(path, path.stat().st_size + end)  # a hole, which takes no room
+
+    assert read_header(path).tensors["b"].nbytes == 8
+
+
+def test_an_empty_tensor_may_have_sizes_whose_product_is_large(tmp_path: Path) -> None:
+    content = file_of(Pairs([("a", entry(0, 0, shape=[0, 2**63, 2]))]), 0)
+
+    assert knows(content)
+    assert header_of(tmp_path, content).tensors["a"].nbytes == 0
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"model.safetensors: cannot be read"):
         read_header(tmp_path / "model.safetensors")

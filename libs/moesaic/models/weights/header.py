@@ -7,9 +7,11 @@ comes once, and the tensors cover the payload without overlaps and holes.
 """
 
 import math
+import operator
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,7 +115,7 @@ def _stored_tensor(path: Path, name: str, entry: Any, base: int, stamp: Stamp) -
     bits = _BITS.get(dtype) if isinstance(dtype, str) else None
     if bits is None:
         raise wrong(f"dtype: the format has none that is named {shown(dtype)}")
-    if not _are_sizes(shape):
+    if not _are_sizes(shape) or not _is_countable(shape):
         raise wrong(f"shape: expected sizes, got {shown(shape)}")
     if not _are_sizes(offsets) or len(offsets) != 2:
         raise wrong(f"data_offsets: expected a first byte and an end, got {shown(offsets)}")
@@ -129,10 +131,15 @@ def _stored_tensor(path: Path, name: str, entry: Any, base: int, stamp: Stamp) -
 
 
 def _are_sizes(value: Any) -> bool:
-    """Tell whether a value is a list of sizes whose product, were none of them 0, the format can hold."""
-    if not isinstance(value, list) or not all(type(size) is int and size >= 0 for size in value):
-        return False
-    return bool(math.prod(max(size, 1) for size in value) < _MOST)
+    """Tell whether a value is a list of sizes that the format can hold."""
+    return isinstance(value, list) and all(
+        type(size) is int and 0 <= size < _MOST for size in value
+    )
+
+
+def _is_countable(shape: list[int]) -> bool:
+    """Tell whether the format can hold every product of the first sizes, which its library computes in turn."""
+    return all(count < _MOST for count in accumulate(shape, operator.mul))
 
 
 def _require_covered(path: Path, tensors: Mapping[str, StoredTensor], base: int, size: int) -> None:
