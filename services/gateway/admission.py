@@ -50,9 +50,7 @@ class Admitted(Generic[BodyOf]):
     def execution(self, runs: Sequence[Run]) -> AbstractAsyncContextManager[Execution]:
         """Carry out the runs; those still under way at the end of the block are cancelled."""
         self.record.ask_workers()
-        allowance = self.record.allowance
-        places = allowance.places if allowance is not None else None
-        return self.gateway.execution(self.answer_id, runs, self.deadline, places)
+        return self.gateway.execution(self.answer_id, runs, self.deadline, self.record.places)
 
 
 def admit(
@@ -69,12 +67,13 @@ def admit(
     Raises:
         ModelNotFound: the body asks for another model.
         NotReady, ExpertUnavailable: the suite cannot answer now.
+        Overloaded: workers have no room for what the body asks for.
     """
     gateway, record = gateway_of(request), record_of(request)
     gateway.check(record, body)
     if refusal is not None:
         raise refusal
-    gateway.admit(record)
+    gateway.admit(record, body.num_runs)
     deadline = _deadline(request, body, gateway.settings.request_timeout_s)
     answer_id = f"{kind}-{secrets.token_hex(12)}"
     header = request.headers.get("x-moesaic-site", "")

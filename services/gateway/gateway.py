@@ -11,6 +11,7 @@ from typing import Any
 from starlette.requests import Request
 
 from moesaic.errors import ModelNotFound, NotReady, Overloaded
+from moesaic.prefix.crowd import Room
 from moesaic.services.gateway import metrics
 from moesaic.services.gateway.access.places import Places
 from moesaic.services.gateway.access.tenants import Tenants
@@ -23,7 +24,7 @@ from moesaic.services.gateway.http.request_record import RequestRecord, is_reque
 from moesaic.services.gateway.language import Language
 from moesaic.services.gateway.readiness import Lacks, lacking_experts, lacks
 from moesaic.services.gateway.settings import GatewaySettings
-from moesaic.services.gateway.workers.execution import Execution
+from moesaic.services.gateway.workers.execution import Execution, num_sent_at_first
 from moesaic.services.gateway.workers.run import Deadline, Run
 from moesaic.services.gateway.workers.workers import Workers
 
@@ -93,33 +94,41 @@ class Gateway:
         Raises:
             Overloaded: too many requests are in the house, or wait for workers.
         """
-        tenant, router = record.tenant, self.workers.routing.router
-        if not router.takes(tenant, record.least_priority):
-            metrics.rejections.labels("workers_full").inc()
-            raise router.refusal()
-        if self.num_inflight >= self.settings.max_inflight and not give_way(tenant):
+        self._check_room(record, 1)
+        if self.num_inflight >= self.settings.max_inflight and not give_way(record.tenant):
             metrics.rejections.labels("max_inflight").inc()
             raise Overloaded(f"{self.num_inflight} requests are in the house")
         self.num_inflight += 1
         self.idle.clear()
         record.admitted = True
-        record.leave_crowd = self._joined(tenant, record.least_priority)
+        self._join_crowd(record, 1)
 
-    def _joined(self, tenant: str, priority: int) -> Callable[[], None]:
+    def _check_room(self, record: RequestRecord, num_runs: int) -> None:
+        router = self.workers.routing.router
+        if not router.takes(record.tenant, record.least_priority, Room(num_runs, 0)):
+            metrics.rejections.labels("workers_full").inc()
+            raise router.refusal()
+
+    def _join_crowd(self, record: RequestRecord, num_runs: int) -> None:
         """Count a request among those that wait for workers, until it asks them."""
         crowd = self.workers.routing.router.fleet.crowd
-        crowd.join(tenant, priority, 0)
-        return partial(crowd.leave, tenant, priority, 0)
+        crowd.join(record.tenant, record.least_priority, 0, num_runs)
+        record.leave_crowd = partial(crowd.leave, record.tenant, record.least_priority, 0, num_runs)
 
-    def admit(self, record: RequestRecord) -> None:
-        """Let a request go on that is in the house.
+    def admit(self, record: RequestRecord, num_runs: int) -> None:
+        """Let a request go on that is in the house, before the prompts of its runs are made.
 
         Raises:
             NotReady, ExpertUnavailable: it could not be answered now.
+            Overloaded: workers have no room for its runs.
         """
         for check, error in self.failing_checks().items():
             metrics.rejections.labels(check).inc()
             raise error
+        if (num_first := num_sent_at_first(num_runs, record.places)) > 1:
+            record.ask_workers()  # it was counted as one
+            self._check_room(record, num_first)
+            self._join_crowd(record, num_first)
 
     def release(self, record: RequestRecord) -> None:
         """Note the end of a request, in the house or not."""
@@ -132,7 +141,7 @@ class Gateway:
 
     @asynccontextmanager
     async def execution(
-        self, answer_id: str, runs: Sequence[Run], deadline: Deadline, places: Places | None
+        self, answer_id: str, runs: Sequence[Run], deadline: Deadline, places: Places
     ) -> AsyncIterator[Execution]:
         """Carry out the runs of one request; those still under way at the end are cancelled."""
         async with Execution(self.workers, answer_id, runs, deadline, places) as execution:

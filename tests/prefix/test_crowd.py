@@ -1,4 +1,4 @@
-"""Whether one more may wait is what the queue itself would say of it, one request after the other."""
+"""Whether some more may wait is what the queue itself would say of them."""
 
 from dataclasses import dataclass
 
@@ -17,9 +17,9 @@ class Holder:
     claim: Claim
 
 
-@given(st.lists(KINDS, max_size=12), KINDS, st.integers(1, 12))
-def test_a_request_may_wait_exactly_if_the_queue_would_take_it(
-    waiting: list[tuple[str, int]], newcomer: tuple[str, int], most: int
+@given(st.lists(KINDS, max_size=12), KINDS, st.integers(1, 5), st.integers(1, 12))
+def test_runs_may_wait_exactly_if_the_queue_would_take_all_of_them(
+    waiting: list[tuple[str, int]], newcomer: tuple[str, int], count: int, most: int
 ) -> None:
     crowd = Crowd()
     for tenant, priority in waiting:
@@ -28,9 +28,9 @@ def test_a_request_may_wait_exactly_if_the_queue_would_take_it(
     claim = Claim(newcomer[0], "new", newcomer[1], len(waiting))
     free = max(0, most - len(waiting))
 
-    takes = crowd.takes(*newcomer, 0, Room(most, UNBOUNDED))
+    takes = crowd.takes(*newcomer, Room(count, 0), Room(most, UNBOUNDED))
 
-    leaving = who_gives_way(claim, 1, free, holders, lambda _: 1, among_requests=False)
+    leaving = who_gives_way(claim, count, free, holders, lambda _: 1, among_requests=False)
     assert takes is (leaving is not None)
 
 
@@ -51,10 +51,12 @@ def test_the_crowd_is_what_has_come_and_not_left(
 def test_tokens_are_bounded_too_and_one_prompt_is_always_taken() -> None:
     crowd, room = Crowd(), Room(10, 100)
 
-    assert crowd.takes("a", 0, 1000, room)
+    assert crowd.takes("a", 0, Room(1, 1000), room)
     crowd.join("a", 0, 80)
-    assert crowd.takes("a", 0, 20, room)
-    assert not crowd.takes("a", 0, 21, room)
-    assert crowd.takes("b", 0, 21, room)  # of whom less waits
-    assert crowd.takes("a", -1, 21, room)
-    assert not crowd.takes("a", 1, 21, room)
+    assert crowd.takes("a", 0, Room(1, 20), room)
+    assert not crowd.takes("a", 0, Room(1, 21), room)
+    assert crowd.takes("b", 0, Room(1, 21), room)  # of whom less waits
+    assert crowd.takes("b", 0, Room(2, 46), room)
+    assert not crowd.takes("b", 0, Room(2, 54), room)  # as much as that nobody has to leave
+    assert crowd.takes("a", -1, Room(1, 21), room)
+    assert not crowd.takes("a", 1, Room(1, 21), room)

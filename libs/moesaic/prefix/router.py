@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from moesaic.errors import InvalidInput, Overloaded
 from moesaic.fairness import Claim, Shares, who_gives_way
+from moesaic.prefix.crowd import Room
 from moesaic.prefix.fleet import ShadowFleet
 from moesaic.prefix.flops import ModelFlops
 from moesaic.prefix.policies import POLICY_NAMES, PolicyName, make_policy
@@ -107,7 +108,7 @@ class PrefixRouter:
             waiting.behind = 0
 
     def submit(self, job: Job, now_s: float) -> list[Job]:
-        """Queue a job for ``route``.
+        """Queue a job for ``route``; if workers have room for it, ``takes`` has told before.
 
         Returns:
             Jobs that have to leave the queue for it; they are forgotten.
@@ -116,8 +117,6 @@ class PrefixRouter:
             Overloaded: too many wait, and none of them has to give way to the job.
         """
         assert job.job_id not in self._arrived
-        if not job.goes_on and not self.takes(job.tenant, job.priority, job.num_tokens):
-            raise self.refusal()
         part_of = job.part_of or str(self._arrivals)
         claim = Claim(job.tenant, part_of, job.priority, self._arrivals)
         free = self.limits.max_queued - len(self._queue)
@@ -135,10 +134,10 @@ class PrefixRouter:
             self._waiting_of[job.tenant] += 1
         return [waiting.job for waiting in leaving]
 
-    def takes(self, tenant: str, priority: int, num_tokens: int = 0) -> bool:
-        """Tell if one more request may wait; of one that may not it is known now that it would be refused."""
+    def takes(self, tenant: str, priority: int, wanted: Room) -> bool:
+        """Tell if so many more may wait; of those that may not it is known now that they would be refused."""
         room = self.fleet.room
-        return room is None or self.fleet.crowd.takes(tenant, priority, num_tokens, room)
+        return room is None or self.fleet.crowd.takes(tenant, priority, wanted, room)
 
     def refusal(self) -> Overloaded:
         """Make the error of a request that may not wait."""

@@ -28,7 +28,6 @@ class Job:
     excluded: frozenset[WorkerKey] = frozenset()  # workers that must not get it
     tenant: str = ""
     part_of: str = ""  # the request that has this and other jobs; empty: this job alone
-    goes_on: bool = False  # it was taken before, and its worker is lost
 
 
 @dataclass(eq=False)

@@ -97,6 +97,11 @@ class InferenceWire(RequestBody):
     def _none_is_empty(cls, value: Any) -> Any:
         return {} if value is None else value
 
+    @property
+    def num_runs(self) -> int:
+        """Count what workers are asked for, at least, before any of it is made."""
+        return 1
+
 
 class TextPart(BodyPart):
     """One part of a message's content."""

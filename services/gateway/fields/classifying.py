@@ -38,3 +38,8 @@ class ClassifyWire(InferenceWire):
         if not 1 <= len(as_list(value)) <= MAX_PROMPTS:
             raise ValueError(f"must hold 1 to {MAX_PROMPTS} texts, got {len(value)}")
         return value
+
+    @property
+    def num_runs(self) -> int:
+        """See ``InferenceWire``."""
+        return len(as_list(self.input)) * (len(self.labels or ()) if self.method == "multi" else 1)

@@ -111,6 +111,11 @@ class DecisionsWire(InferenceWire):
         self.cache_salt = self.cache_salt or self.prompt_cache_key
         return self
 
+    @property
+    def num_runs(self) -> int:
+        """See ``InferenceWire``."""
+        return len(self.questions)
+
     def turns(self) -> list[Turn]:
         """Read the input as messages.
 

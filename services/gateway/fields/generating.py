@@ -90,6 +90,11 @@ class GenerationWire(SamplingWire):
         return self
 
     @property
+    def num_runs(self) -> int:
+        """See ``InferenceWire``."""
+        return self.n
+
+    @property
     def stops(self) -> list[str]:
         """The stop strings as a list."""
         return as_list(self.stop)
@@ -144,3 +149,8 @@ class CompletionWire(GenerationWire):
         if self.answer_tokens == 0 and not self.echo and self.prompt_logprobs is None:
             raise ValueError("max_tokens may be 0 only with echo or prompt_logprobs")
         return self
+
+    @property
+    def num_runs(self) -> int:
+        """See ``InferenceWire``."""
+        return len(self.prompt) * self.n

@@ -47,6 +47,11 @@ class ScoreWire(InferenceWire):
     data_2: Texts | None = None
     instruction: str | None = Field(None, max_length=10_000)
 
+    @property
+    def num_runs(self) -> int:
+        """See ``InferenceWire``."""
+        return max(len(as_list(getattr(self, second))) for _, second in _PAIRED)
+
     def pairs(self) -> "Pairs":
         """Pair both sides.
 
@@ -88,6 +93,11 @@ class RerankWire(InferenceWire):
     return_documents: bool | None = None
     instruction: str | None = Field(None, max_length=10_000)
 
+    @property
+    def num_runs(self) -> int:
+        """See ``InferenceWire``."""
+        return len(self.documents)
+
     def pairs(self) -> Pairs:
         """Pair the query with each of the documents."""
         texts = [d if isinstance(d, str) else d.text for d in self.documents]
@@ -122,3 +132,8 @@ class GenerativeScoringWire(InferenceWire):
         if not 1 <= len(items) <= MAX_PROMPTS:
             raise ValueError(f"must hold 1 to {MAX_PROMPTS} items, got {len(items)}")
         return items
+
+    @property
+    def num_runs(self) -> int:
+        """See ``InferenceWire``."""
+        return len(self.items)

@@ -11,6 +11,7 @@ from starlette.types import Scope
 
 from moesaic.services.gateway import metrics
 from moesaic.services.gateway.access.limits import TenantAllowance, TenantLimited
+from moesaic.services.gateway.access.places import Places
 from moesaic.services.gateway.access.scopes import PROBED
 from moesaic.services.gateway.http.problems import HttpProblem
 from moesaic.telemetry.metrics import series
@@ -59,6 +60,11 @@ class RequestRecord:
     _charged_tokens: int = 0
     _last_token: float | None = None
     _outcome: Outcome | None = None
+
+    @property
+    def places(self) -> Places:
+        """Places for its runs: those of its tenant."""
+        return self.allowance.places if self.allowance is not None else Places()
 
     def ask_workers(self) -> None:
         """Note that it waits no more to ask workers; what they do with it is known of each of its runs."""

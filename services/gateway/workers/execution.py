@@ -1,4 +1,9 @@
-"""One REST request on the attention workers: each of its runs ends exactly once, whichever workers are lost."""
+"""One REST request on the attention workers: each of its runs ends exactly once, whichever workers are lost.
+
+A request is let in, or refused, before any of its runs is sent: all that it sends at first must find room among what
+waits for workers. One that was let in goes on. What a full queue turns away of it later waits here and comes again,
+unless no worker has, or had, anything of the request: then it gives way as a whole.
+"""
 
 import asyncio
 from collections import deque
@@ -7,7 +12,8 @@ from types import TracebackType
 
 import structlog
 
-from moesaic.errors import MoesaicError, NotReady, PeerLost
+from moesaic.errors import MoesaicError, NotReady, Overloaded, PeerLost
+from moesaic.prefix.crowd import Crowd, Room
 from moesaic.services.gateway import metrics
 from moesaic.services.gateway.access.places import Places
 from moesaic.services.gateway.workers.failures import SlowClient, WorkerLost, WorkFailed
@@ -26,6 +32,8 @@ from moesaic.v1.attention_pb2 import (
 log = structlog.get_logger()
 
 WINDOW = 64  # runs of one request that are under way at a time
+# Between two tries of a request that has begun, while queues have no room and it has nothing at workers.
+PAUSE_S = 0.25
 ROUND_TOKENS = (
     1 << 13
 )  # of the runs that are started in one round of the loop: as many take some ms
@@ -40,6 +48,11 @@ _NO_HOME = ("", 0)
 News = PromptLogprobs | Tokens | Scores | Finished  # of a run
 
 
+def num_sent_at_first(num_runs: int, places: Places) -> int:
+    """Count the runs of a request that must find room together: one, if they wait for places of its tenant."""
+    return min(num_runs, WINDOW) if places.most is None else 1
+
+
 class Execution:
     """The runs of one request; leaving the block cancels those that are still under way."""
 
@@ -49,14 +62,16 @@ class Execution:
         request_id: str,
         runs: Sequence[Run],
         deadline: Deadline,
-        places: Places | None = None,
+        places: Places,
     ) -> None:
         """Prepare runs; ``places`` bound those that are computed at once, of this request and others."""
         self.runs = runs
-        self._places = places or Places()
+        self._places = places
         self._workers, self._request_id, self._deadline = workers, request_id, deadline
         self._waiting = deque(range(len(runs)))
-        self._num_open = len(runs)
+        self._num_open, self._num_under_way, self._window = len(runs), 0, WINDOW
+        self._kept: dict[int, int] = {}  # tokens by run, of those that room is kept for
+        self._pause: asyncio.TimerHandle | None = None
         self._events: deque[tuple[int, int, Event]] = deque()  # run, attempt, event
         self._arrived = asyncio.Event()
         self._aborted: MoesaicError | None = None
@@ -64,6 +79,12 @@ class Execution:
         self._homes: dict[int | None, Key | None] = {}
 
     async def __aenter__(self) -> "Execution":
+        """Ask for room.
+
+        Raises:
+            Overloaded: workers have no room for so many runs, and nobody has to give way to them.
+        """
+        self._ask_for_room()
         loop = asyncio.get_running_loop()
         self._expiring = loop.call_at(self._deadline.at, self._expire)
         return self
@@ -75,11 +96,44 @@ class Execution:
         traceback: TracebackType | None,
     ) -> None:
         self._expiring.cancel()
+        if self._pause is not None:
+            self._pause.cancel()
         for run in self.runs:
             self.cancel(run)
             # Its callbacks know this execution: nothing may be left that only garbage collection frees.
             run.under_way = None
+        for idx in list(self._kept):
+            self._give_up_room(idx)
         self._places.leave(self)
+
+    def _ask_for_room(self) -> None:
+        if not self.runs:
+            return
+        first = self.runs[: num_sent_at_first(len(self.runs), self._places)]
+        terms, router = first[0].terms, self._workers.routing.router
+        wanted = Room(len(first), sum(len(run.prompt) for run in first))
+        # A request that waits for places of its tenant is bounded by these, and has had room for one since it came.
+        waits = self._places.most is not None
+        if not waits and not router.takes(terms.tenant, terms.priority, wanted):
+            metrics.rejections.labels("workers_full").inc()
+            raise router.refusal()
+        for idx in range(len(first)):
+            self._keep_room(idx)
+
+    def _keep_room(self, idx: int) -> None:
+        """Count a run among those that wait for workers, until it is sent."""
+        run = self.runs[idx]
+        self._kept[idx] = len(run.prompt) + len(run.token_ids)
+        self._crowd.join(run.terms.tenant, run.terms.priority, self._kept[idx])
+
+    def _give_up_room(self, idx: int) -> None:
+        if (num_tokens := self._kept.pop(idx, None)) is not None:
+            terms = self.runs[idx].terms
+            self._crowd.leave(terms.tenant, terms.priority, num_tokens)
+
+    @property
+    def _crowd(self) -> Crowd:
+        return self._workers.routing.router.fleet.crowd
 
     def _expire(self) -> None:
         if self._aborted is None:
@@ -93,8 +147,8 @@ class Execution:
     def cancel(self, run: Run) -> None:
         """End a run: its worker stops, and no more events of it come."""
         if not run.done:
-            self._end(run)
             self._hang_up(run)
+            self._end(run)
 
     def wake(self) -> None:
         """Look again: there may be a place for a run that waits."""
@@ -103,8 +157,14 @@ class Execution:
     def _end(self, run: Run) -> None:
         run.done = True
         self._num_open -= 1
-        if run.attempt:  # it has begun
-            self._places.give_back(self)
+        if run.under_way is not None:
+            self._leave_window(run)
+            self._window = min(WINDOW, self._window + 1)
+
+    def _leave_window(self, run: Run) -> None:
+        run.under_way = None
+        self._num_under_way -= 1
+        self._places.give_back(self)
 
     async def next_events(self) -> list[tuple[int, News]]:
         """Wait for events and give all of them, each with its run's index; none when all runs have ended.
@@ -135,26 +195,29 @@ class Execution:
             raise self._aborted
 
     def _fill_window(self) -> None:
-        under_way = self._num_open - len(self._waiting)
         num_tokens = 0
-        while self._waiting and under_way < WINDOW:
+        while self._waiting and self._num_under_way < self._window:
+            run = self.runs[self._waiting[0]]
+            if run.done:  # it was cancelled
+                self._waiting.popleft()
+                continue
             if num_tokens >= ROUND_TOKENS:
                 asyncio.get_running_loop().call_soon(self.wake)
                 return
-            if self._homes.get(self.runs[self._waiting[0]].family, _NO_HOME) is None:
+            if self._homes.get(run.family, _NO_HOME) is None:
                 return  # siblings go where the first of them goes
             if not self._places.take(self):
                 return
-            num_tokens += self.runs[self._waiting[0]].size
+            num_tokens += run.size
+            self._num_under_way += 1
             self._start(self._waiting.popleft())
-            under_way += 1
 
     def _start(self, idx: int) -> None:
         """Have the next attempt of a run placed.
 
         Raises:
             NotReady: no worker can take it, and none has been there for long.
-            Overloaded: too many wait.
+            Overloaded: too many wait, and the request has not begun.
         """
         run = self.runs[idx]
         submit = run.submit(f"{self._request_id}-{idx}", self._deadline.remaining_ms())
@@ -173,7 +236,40 @@ class Execution:
         if run.family is not None:
             self._homes.setdefault(run.family, None)
         run.excluded = self._out_of_question(run)
-        self._workers.submit(run.under_way, run.excluded)
+        self._give_up_room(idx)
+        try:
+            self._workers.submit(run.under_way, run.excluded)
+        except Overloaded as full:
+            run.pauses += 1
+            self._put_off(idx, full)
+
+    def _put_off(self, idx: int, full: MoesaicError) -> None:
+        """Have a run wait until another one of the request ends, or for a moment: queues have no room for it.
+
+        Raises:
+            MoesaicError: ``full``, if no worker has, or had, anything of the request.
+        """
+        run = self.runs[idx]
+        begun = run.token_ids or any(other.placed_at for other in self.runs if other is not run)
+        if not begun:
+            raise full
+        self._leave_window(run)
+        run.placed_at = None
+        run.tried.clear()
+        if (
+            self._homes.get(run.family, _NO_HOME) is None
+        ):  # another one may find the family's worker
+            del self._homes[run.family]
+        self._waiting.appendleft(idx)
+        self._keep_room(idx)
+        self._window = self._num_under_way
+        if not self._window and self._pause is None:
+            self._pause = asyncio.get_running_loop().call_later(PAUSE_S, self._try_again)
+
+    def _try_again(self) -> None:
+        self._pause = None
+        self._window = max(1, self._window)
+        self.wake()
 
     def _out_of_question(self, run: Run) -> set[Key]:
         """Find the workers that may not get a run.
@@ -224,6 +320,12 @@ class Execution:
                 raise run.loss or error
             self._start(idx)  # those that it waited for have gone: others will do
             return None
+        if (
+            error.code == "overloaded" and run.placed_at is None
+        ):  # others go before, in our own queue
+            run.pauses += 1
+            self._put_off(idx, error)
+            return None
         if error.code not in _TRY_ELSEWHERE or run.placed_at is None:
             raise error
         return self._try_elsewhere(idx, run, error)
@@ -238,7 +340,8 @@ class Execution:
         ===================================================  ==================================================
         lost its worker eight times                          always; workers that were only paused do not count
         two losses to blame on it since its last token       if a worker serves, which might be the next one
-        been refused by all workers                          if one of them serves
+        been refused by all workers                          if one of them serves; where their queues are full,
+                                                             it is put off
         ===================================================  ==================================================
         """
         if run.is_full:  # only the worker's last word was lost
@@ -252,12 +355,17 @@ class Execution:
         if isinstance(cause, WorkerLost):
             run.blame += cause.blame
             run.pauses += not cause.blame
+        elif cause.code == "overloaded":
+            run.pauses += 1
         elif cause.code != "draining":  # several workers may leave at once; each is tried once
             run.blame += 1
         refused = not isinstance(cause, PeerLost) and not self._accepting - run.tried
         spent = refused or run.blame >= MOST_BLAME
         if run.attempt - run.pauses >= MAX_ATTEMPTS or (spent and self._accepting):
-            raise cause
+            if cause.code != "overloaded":
+                raise cause
+            self._put_off(idx, cause)
+            return None
         try:
             self._start(idx)
         except MoesaicError:

@@ -219,7 +219,6 @@ class Routing:
             excluded=frozenset(excluded),
             tenant=submit.tenant,
             part_of=submit.part_of,
-            goes_on=submit.attempt > 1,
         )
 
     def _room(self) -> tuple[int, int]:

@@ -2,20 +2,22 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import Any
 
 import pytest
 from starlette.types import Message
 
 from moesaic.errors import DeadlineExceeded, NotReady
+from moesaic.services.gateway.access.places import Places
 from moesaic.services.gateway.generate import stream
 from moesaic.services.gateway.generate.stream import EventStream
 from moesaic.services.gateway.http import disconnect
 from moesaic.services.gateway.http.disconnect import ClientClosed, while_connected
 from moesaic.services.gateway.http.request_record import RequestRecord
+from moesaic.services.gateway.settings import GatewaySettings
 from moesaic.services.gateway.workers.execution import Execution
 from moesaic.services.gateway.workers.failures import SlowClient
 from moesaic.services.gateway.workers.run import Deadline, Run
+from moesaic.services.gateway.workers.workers import Workers
 from moesaic.v1.attention_pb2 import Generation
 
 # Timers of one loop fire in their order, however busy the machine is.
@@ -76,19 +78,17 @@ async def test_leaving_in_the_moment_of_the_result_cancels_nothing_else(work_fir
     await asyncio.sleep(SOON_S)  # would be cancelled
 
 
-async def test_what_ended_a_request_first_is_its_error() -> None:
-    class NoWorkers:
-        accepting = ()
-
+async def test_what_ended_a_request_first_is_its_error(model_directory, language) -> None:
+    class NoWorkers(Workers):
         def submit(self, *_: object) -> None: ...
 
         def cancel(self, *_: object) -> None: ...
 
     run = Run([1, 2], Generation(max_tokens=1))
-    workers: Any = NoWorkers()
+    workers = NoWorkers(language.config, GatewaySettings(model=str(model_directory)))
     for error in (SlowClient(), NotReady("the gateway is stopping", code="draining"), None):
         deadline = Deadline.after(2000 * SOON_S / 1000)
-        async with Execution(workers, "r", [run], deadline) as execution:
+        async with Execution(workers, "r", [run], deadline, Places()) as execution:
             if error is not None:
                 execution.abort(error)
             await asyncio.sleep(5 * SOON_S)

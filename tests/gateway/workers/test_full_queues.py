@@ -1,6 +1,7 @@
 """What the workers' queues have no room for is refused when it comes: it reaches no worker, and waits for nothing."""
 
 import asyncio
+import json
 from typing import Any
 
 import msgspec
@@ -8,15 +9,29 @@ import pytest
 from fastapi import APIRouter, Request, Response
 from starlette.responses import PlainTextResponse
 
+from moesaic.api_keys import digest_of
 from moesaic.errors import Overloaded
 from moesaic.services.gateway.fields.tokenizing import DetokenizeWire
 from moesaic.services.gateway.http.direct import direct_routes
 from moesaic.services.gateway.http.request_record import RequestRecord
 from moesaic.services.gateway.http.turnstile import Lane, Turnstile
+from moesaic.services.gateway.workers.execution import WINDOW
 from moesaic.v1 import attention_pb2 as pb
 from tests.waiting import until
 
 BODY = {"prompt": "hello", "max_tokens": 3}
+QUESTIONS = [{"type": "predicate", "instructions": f"It has {i} words."} for i in range(100)]
+TEN = ["a story"] * 10
+TENFOLD = [  # of ten runs each
+    ("/v1/decisions", {"input": "a story", "questions": QUESTIONS[:10]}),
+    ("/v1/classify", {"input": TEN, "labels": ["yes", "no"]}),
+    ("/v1/classify", {"input": TEN[:5], "labels": ["yes", "no"], "method": "multi"}),
+    ("/v1/rerank", {"query": "hello", "documents": TEN}),
+    ("/v1/score", {"text_1": "hello", "text_2": TEN}),
+    ("/generative_scoring", {"query": "hello", "items": TEN, "label_token_ids": [5, 6]}),
+    ("/v1/completions", {**BODY, "prompt": ["hello", "world"], "n": 5}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}], "n": 10}),
+]
 
 
 async def tell_limits(house: Any, waiting: int, tokens: int = 1 << 20, running: int = 1) -> None:
@@ -33,11 +48,15 @@ async def tell_limits(house: Any, waiting: int, tokens: int = 1 << 20, running: 
     await house.until(lambda: all(s.limits.max_waiting == waiting for s in shadows.values()))
 
 
-async def burst(house: Any, bodies: list[dict[str, Any]], kept: int, others: int = 0) -> list[Any]:
+async def burst(
+    house: Any,
+    bodies: list[dict[str, Any]],
+    kept: int,
+    others: int = 0,
+    path: str = "/v1/completions",
+) -> list[Any]:
     """Send all at once, beside others; gives the answers of those that are not kept waiting."""
-    asked = [
-        asyncio.ensure_future(house.client.post("/v1/completions", json=body)) for body in bodies
-    ]
+    asked = [asyncio.ensure_future(house.client.post(path, json=body)) for body in bodies]
     await until(lambda: sum(task.done() for task in asked) >= len(bodies) - kept)
     answered = [task.result() for task in asked if task.done()]
     for task in asked:
@@ -75,6 +94,160 @@ async def test_answers_that_do_not_fit_together_are_refused_before_a_worker_has_
 
     assert answer.json()["error"]["code"] == "overloaded"
     assert [answer.status_code for answer in refused] == [503] * 3
+
+
+@pytest.mark.parametrize(("path", "body"), TENFOLD)
+async def test_a_request_of_several_runs_is_let_in_with_all_or_refused_before_a_worker_has_one(
+    open_house, scripts, path, body
+) -> None:
+    async with open_house(scripts.silent) as house:
+        await tell_limits(house, 25)
+        refused = await burst(house, [body] * 8, 2, path=path)
+        sent = [submit.part_of for submit in house.workers[0].submits]
+        crowd = house.gateway.workers.routing.router.fleet.crowd
+
+    assert [answer.status_code for answer in refused] == [503] * 6
+    assert {answer.json()["error"]["code"] for answer in refused} == {"overloaded"}
+    assert sorted(map(sent.count, set(sent))) == [10, 10]
+    assert (crowd.num_requests, crowd.num_tokens) == (0, 0)
+
+
+@pytest.mark.parametrize(("path", "body"), TENFOLD)
+async def test_what_is_refused_has_no_prompts_made(
+    open_house, scripts, monkeypatch, path, body
+) -> None:
+    async with open_house(scripts.silent) as house:
+        await tell_limits(house, 9)
+        for work in ("work", "work_waiting"):
+            monkeypatch.delattr(f"moesaic.services.gateway.language.Language.{work}")
+        answer = await house.client.post(path, json=body)
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "overloaded")
+
+
+async def test_a_request_that_was_let_in_goes_on_however_full_it_is_by_then(
+    open_house, scripts
+) -> None:
+    release = asyncio.Event()
+
+    async def script(submit: pb.Submit, emit: Any) -> None:
+        if submit.HasField("scoring"):
+            emit(progress=pb.Progress(computed_tokens=1))
+            await release.wait()
+            await scripts.scores(-1.0, -2.0)(submit, emit)
+
+    async with open_house(script) as house:
+        await tell_limits(house, 70)
+        [worker], fleet = house.workers, house.gateway.workers.routing.router.fleet
+        body = {"input": "a story", "questions": QUESTIONS}
+        asking = asyncio.ensure_future(house.client.post("/v1/decisions", json=body))
+        await house.until(lambda: fleet.workers and len(worker.submits) == WINDOW)
+        await house.until(lambda: not fleet.crowd.num_requests)  # all have begun
+        others = [
+            asyncio.ensure_future(house.client.post("/v1/completions", json=BODY))
+            for _ in range(70)
+        ]
+        await house.until(lambda: len(worker.submits) == WINDOW + 70)
+        refused = await house.client.post("/v1/completions", json=BODY)
+        release.set()
+        answer = await asking
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    assert refused.status_code == 503
+    assert answer.status_code == 200, answer.text
+
+
+async def test_runs_that_a_worker_has_no_room_for_come_again_as_others_end(
+    open_house, scripts
+) -> None:
+    full, held = scripts.fails(code="overloaded", message="full", http_status=503), 0
+    refused = asyncio.Event()
+
+    async def script(submit: pb.Submit, emit: Any) -> None:
+        nonlocal held
+        if held == 3:
+            refused.set()
+            await full(submit, emit)
+            return
+        held += 1
+        await refused.wait()
+        held -= 1
+        await scripts.scores(-1.0, -2.0)(submit, emit)
+
+    async with open_house(script) as house:
+        body = {"input": "a story", "questions": QUESTIONS}
+        answer = await house.client.post("/v1/decisions", json=body)
+        crowd = house.gateway.workers.routing.router.fleet.crowd
+        answered = len(house.workers[0].submits)
+
+    assert answer.status_code == 200, answer.text
+    assert answered > len(QUESTIONS)
+    assert (crowd.num_requests, crowd.num_tokens) == (0, 0)
+
+
+async def test_a_request_of_which_no_worker_has_anything_gives_way(open_house, scripts) -> None:
+    full = scripts.fails(code="overloaded", message="full", http_status=503, retryable=True)
+    async with open_house(full, full, full) as house:
+        answer = await house.client.post("/v1/completions", json={**BODY, "n": 4})
+        crowd = house.gateway.workers.routing.router.fleet.crowd
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "overloaded")
+    assert (crowd.num_requests, crowd.num_tokens) == (0, 0)
+
+
+async def test_runs_that_the_gateways_queue_has_no_room_for_come_again(open_house, scripts) -> None:
+    settings = {"router_saturation_flops": 1, "router_max_wait_s": 60, "router_max_queued": 3}
+    async with open_house(scripts.scores(-1.0, -2.0), **settings) as house:
+        body = {"input": "a story", "questions": QUESTIONS[:20]}
+        answer = await house.client.post("/v1/decisions", json=body)
+        submits = house.workers[0].submits
+
+    assert answer.status_code == 200, answer.text
+    assert len({submit.request_id for submit in submits}) == 20
+
+
+async def test_an_answer_that_has_begun_waits_for_room_elsewhere(open_house, scripts) -> None:
+    refusals = 0
+
+    async def busy(submit: pb.Submit, emit: Any) -> None:
+        nonlocal refusals
+        if refusals < 2:
+            refusals += 1
+            emit(failure=pb.Failure(code="overloaded", message="full", http_status=503))
+        else:
+            await scripts.says("hello world")(submit, emit)
+
+    async with open_house(scripts.begins("hello")) as house:
+        body = {**BODY, "max_tokens": 99}
+        asking = asyncio.ensure_future(house.client.post("/v1/completions", json=body))
+        await house.until(lambda: house.workers[0].submits)
+        await house.heard(house.workers[0])
+        await house.add(busy)
+        await house.workers[0].kill()
+        answer = await asking
+
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"][0]["text"] == "hello world"
+    assert refusals == 2
+
+
+async def test_what_waits_for_places_of_its_tenant_needs_no_room(
+    open_house, scripts, tmp_path
+) -> None:
+    entry = {"name": "a", "keys": [digest_of("k")], "scopes": ["infer"], "max_concurrent": 4}
+    keys = tmp_path / "keys.json"
+    keys.write_text(json.dumps({"tenants": [entry]}))
+    async with open_house(scripts.scores(-1.0, -2.0), api_keys_file=str(keys)) as house:
+        await tell_limits(house, 4)
+        house.client.headers["authorization"] = "Bearer k"
+        body = {"input": "a story", "questions": QUESTIONS[:20]}
+        answers = await asyncio.gather(
+            *(house.client.post("/v1/decisions", json=body) for _ in range(4))
+        )
+
+    assert [answer.status_code for answer in answers] == [200] * 4
 
 
 async def test_what_has_begun_waits_no_more(open_house, scripts) -> None:

@@ -167,22 +167,20 @@ async def test_a_small_body_may_not_ask_for_more_than_a_gateway_can_hold(
     assert not submits
 
 
-async def test_a_worker_without_room_for_a_sibling_fails_all_of_them_with_a_retry(
+async def test_a_worker_without_room_for_a_sibling_is_asked_again_since_it_had_the_others(
     open_house, scripts
 ) -> None:
     answered = scripts.scores(-1.0, -2.0)
     full = scripts.fails(code="overloaded", message="full", http_status=503, retryable=True)
 
     async def script(submit: pb.Submit, emit) -> None:
-        last = submit.request_id.endswith("-99")
+        last = submit.request_id.endswith("-99") and submit.attempt == 1
         await (full if last else answered)(submit, emit)
 
     async with open_house(script) as house:
         response = await house.client.post("/v1/decisions", json=MANY)
 
-    assert response.status_code == 503
-    assert response.json()["error"]["code"] == "overloaded"
-    assert int(response.headers["retry-after"]) >= 1
+    assert response.status_code == 200, response.text
 
 
 async def test_a_tenant_pays_for_all_siblings_before_any_is_sent(
