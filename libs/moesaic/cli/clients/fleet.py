@@ -54,10 +54,17 @@ async def service_facts(role: str, worker_id: str, admin_address: str) -> Facts:
 
 
 async def lacks_placement(scheduler: str) -> list[str]:
-    """Ask a scheduler why no experts are placed yet; nothing if they are, or edge agents have no room for all."""
+    """Ask a scheduler why no experts are placed yet.
+
+    Returns:
+        Reasons; none if they are placed, and where none is needed: edge agents serve without a scheduler, and without
+        room for all experts.
+    """
     facts = await service_facts("scheduler", "scheduler", scheduler)
     waiting_for: list[str] = facts["waiting_for"]
-    if facts.get("epoch") or any(each.startswith(LITTLE_ROOM) for each in waiting_for):
+    if facts["state"] == UNREACHABLE or facts.get("epoch"):
+        return []
+    if any(each.startswith(LITTLE_ROOM) for each in waiting_for):
         return []
     return waiting_for or ["the first placement"]
 
