@@ -11,7 +11,6 @@ from tests.suites import Suite
 from tests.system.asking import complete
 from tests.waiting import eventually
 
-
 # The two that leave the most to put right; tests of the scheduler have all with every commit.
 COMMITTED = (all_plain, all_changed)
 
