@@ -1,8 +1,8 @@
 """One REST request on the attention workers: each of its runs ends exactly once, whichever workers are lost.
 
-A request is let in, or refused, before any of its runs is sent: all that it sends at first must find room among what
-waits for workers. One that was let in goes on. What a full queue turns away of it later waits here and comes again,
-unless no worker has, or had, anything of the request: then it gives way as a whole.
+A request is let in, or refused, before any of its runs is sent: the runs that it sends at first must find room
+together. A request that was let in goes on. A full queue may turn one of its runs away later; the run then waits here
+and is sent again. If no worker has, or had, any run of the request, the request gives way as a whole.
 """
 
 import asyncio
