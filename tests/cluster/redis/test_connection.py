@@ -8,6 +8,7 @@ import pytest
 
 from moesaic.cluster.redis.bus import Bus
 from moesaic.cluster.redis.clients import check_redis, outages
+from moesaic.cluster.redis.reading import Unreadable
 from moesaic.errors import InvalidInput, NotReady, PeerLost
 from moesaic.messages.placement import PlacementHint
 
@@ -116,6 +117,23 @@ async def test_a_task_that_is_cancelled_in_a_command_ends(rounds: int, failing: 
     sent.set()
     for _ in range(rounds):  # of the loop: in one of them the command ends as the request comes
         await asyncio.sleep(0)
+    task.cancel()
+
+    await asyncio.wait([task])
+    assert task.cancelled()
+
+
+async def test_a_task_that_is_cancelled_as_it_puts_a_letter_aside_ends(bus, monkeypatch):
+    putting = asyncio.Event()
+
+    async def loses_a_cancellation(*args: object, **options: object) -> None:
+        putting.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(bus.connection.client, "xadd", loses_a_cancellation)
+    task = asyncio.create_task(bus.dead_letters.message("s", b"", Unreadable("it is torn")))
+    await putting.wait()
     task.cancel()
 
     await asyncio.wait([task])

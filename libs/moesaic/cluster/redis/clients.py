@@ -74,8 +74,9 @@ async def check_redis(redis_url: str) -> None:
     client = redis_client(redis_url, "moesaic-check", timeout_s=COMMAND_TIMEOUT_S)
     where = f"{_FLAG} {public_url(redis_url)}"
     try:
-        async with asyncio.timeout(2 * COMMAND_TIMEOUT_S):
-            await client.ping()
+        with no_cancellation_lost():
+            async with asyncio.timeout(2 * COMMAND_TIMEOUT_S):
+                await client.ping()
     except (RedisError, OSError) as error:
         raise _diagnosis(where, error) from error
     finally:
@@ -83,16 +84,27 @@ async def check_redis(redis_url: str) -> None:
 
 
 @contextmanager
-def outages(redis_url: str) -> Iterator[None]:
-    """Turn Redis's failures into ``PeerLost`` and keep ``moesaic_control_plane_up`` true.
+def no_cancellation_lost() -> Iterator[None]:
+    """Raise a cancellation of the task that what is called within has lost.
 
     Before Python 3.12 asyncio.wait_for, with which redis-py sends, loses a cancellation that comes
-    just as it ends. The task's own count shows such a cancellation, and it is raised here.
+    just as it ends. The task's own count shows it.
     """
     task = asyncio.current_task()
     asked_before = task.cancelling() if task else 0
     try:
         yield
+    finally:
+        if task and task.cancelling() > asked_before:
+            raise asyncio.CancelledError
+
+
+@contextmanager
+def outages(redis_url: str) -> Iterator[None]:
+    """Turn Redis's failures into ``PeerLost`` and keep ``moesaic_control_plane_up`` true."""
+    try:
+        with no_cancellation_lost():
+            yield
     except (RedisError, OSError) as error:
         if is_of_a_key(error):
             CONTROL_PLANE_UP.set(1)
@@ -101,9 +113,6 @@ def outages(redis_url: str) -> Iterator[None]:
         raise PeerLost(f"redis at {public_url(redis_url)}", _cause(error)) from error
     else:
         CONTROL_PLANE_UP.set(1)
-    finally:
-        if task and task.cancelling() > asked_before:
-            raise asyncio.CancelledError
 
 
 def is_of_a_key(error: object) -> bool:

@@ -8,7 +8,7 @@ import structlog
 from prometheus_client import Counter
 from redis.exceptions import RedisError, ResponseError
 
-from moesaic.cluster.redis.clients import is_of_a_key
+from moesaic.cluster.redis.clients import is_of_a_key, no_cancellation_lost
 from moesaic.cluster.redis.connection import AHEAD_MS, RedisConnection
 from moesaic.cluster.redis.reading import Unreadable
 from moesaic.cluster.redis.seals import REFUSED
@@ -89,7 +89,8 @@ class DeadLetters:
         _letters.labels(box).inc()
         letter = {"p": value[:_MAX_BYTES], "why": str(why)[:_MAX_WHY], **fields}
         try:
-            await self._keep(self._connection.key(f"dlq:{box}"), letter, entry_id)
+            with no_cancellation_lost():
+                await self._keep(self._connection.key(f"dlq:{box}"), letter, entry_id)
         except (RedisError, OSError) as error:
             log.warning("letter.lost", stream=box, cause=str(error)[:_MAX_WHY])
 
