@@ -54,10 +54,16 @@ async def burst(
     kept: int,
     others: int = 0,
     path: str = "/v1/completions",
+    runs: int = 1,
 ) -> list[Any]:
-    """Send all at once, beside others; gives the answers of those that are not kept waiting."""
+    """Send all at once, beside others; gives the answers of those that are not kept waiting.
+
+    It ends the others once workers have what they let in: ``runs`` of each that is kept.
+    """
+    had = sum(len(worker.submits) for worker in house.workers)
     asked = [asyncio.ensure_future(house.client.post(path, json=body)) for body in bodies]
     await until(lambda: sum(task.done() for task in asked) >= len(bodies) - kept)
+    await until(lambda: sum(len(worker.submits) for worker in house.workers) >= had + kept * runs)
     answered = [task.result() for task in asked if task.done()]
     for task in asked:
         task.cancel()
@@ -102,7 +108,7 @@ async def test_a_request_of_several_runs_is_let_in_with_all_or_refused_before_a_
 ) -> None:
     async with open_house(scripts.silent) as house:
         await tell_limits(house, 25)
-        refused = await burst(house, [body] * 8, 2, path=path)
+        refused = await burst(house, [body] * 8, 2, path=path, runs=10)
         sent = [submit.part_of for submit in house.workers[0].submits]
         crowd = house.gateway.workers.routing.router.fleet.crowd
 
