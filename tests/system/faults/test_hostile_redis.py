@@ -11,6 +11,9 @@ from tests.suites import Suite
 from tests.system.asking import complete
 from tests.waiting import eventually
 
+# The vandal is patient. The suite's processes are as always.
+pytestmark = pytest.mark.usefixtures("patient_with_redis")
+
 # The two that leave the most to put right; tests of the scheduler have all with every commit.
 COMMITTED = (all_plain, all_changed)
 

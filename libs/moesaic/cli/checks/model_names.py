@@ -1,8 +1,10 @@
 """Models that a command is given by name: brought here before anything else begins."""
 
 import os
+import resource
 import threading
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +15,9 @@ from moesaic.model_names import demo_model, repository_of
 if TYPE_CHECKING:
     from moesaic.models.weights.hub import OnBytes
 
-CLEAN_UP_S = 3.0
+CLEAN_UP_S = 1.0  # for a download to end by itself
+_HALF = ".incomplete"  # as huggingface_hub names them
+_MOST_FILES = 1 << 16  # that are looked at
 
 
 def given_model(model: str) -> str:
@@ -64,7 +68,7 @@ class _Interrupted(Exception):
 def _interruptible(model: str, weights: bool, show: "OnBytes") -> Path:
     """Find a model on another thread: ``huggingface_hub`` would end whole files before it lets Ctrl-C through.
 
-    Ctrl-C ends the process. What a file in the middle has got is removed, if that takes no time.
+    Ctrl-C ends the process, and removes what a file in the middle has got.
     """
     from moesaic.models.weights.hub import local_model
 
@@ -89,5 +93,19 @@ def _interruptible(model: str, weights: bool, show: "OnBytes") -> Path:
     except KeyboardInterrupt:
         say("moesaic: interrupted; the same again goes on with the files that are missing")
         given_up.set()
-        thread.join(CLEAN_UP_S)
-        os._exit(Exit.INTERRUPTED)  # threads of the hub may wait for the network still
+        try:
+            thread.join(CLEAN_UP_S)
+        finally:
+            _remove_half_files()
+            os._exit(Exit.INTERRUPTED)  # threads of the hub may wait for the network still
+
+
+def _remove_half_files() -> None:
+    """Remove the files that downloads of this process write now: none of them can be gone on with."""
+    most, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))  # no thread can begin another
+    for number in range(min(most, _MOST_FILES)):
+        with suppress(OSError):  # that number is no open file
+            path = os.readlink(f"/proc/self/fd/{number}")
+            if path.endswith(_HALF):
+                os.unlink(path)
