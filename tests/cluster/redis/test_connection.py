@@ -2,13 +2,13 @@
 
 import asyncio
 from contextlib import suppress
+from itertools import count
 
 import msgspec
 import pytest
 
 from moesaic.cluster.redis.bus import Bus
 from moesaic.cluster.redis.clients import check_redis, outages
-from moesaic.cluster.redis.reading import Unreadable
 from moesaic.errors import InvalidInput, NotReady, PeerLost
 from moesaic.messages.placement import PlacementHint
 
@@ -123,18 +123,37 @@ async def test_a_task_that_is_cancelled_in_a_command_ends(rounds: int, failing: 
     assert task.cancelled()
 
 
-async def test_a_task_that_is_cancelled_as_it_puts_a_letter_aside_ends(bus, monkeypatch):
-    putting = asyncio.Event()
+async def test_a_reader_that_puts_letters_aside_ends_at_whatever_turn_it_is_cancelled(bus):
+    async def read(stream: str) -> None:
+        async for message in bus.read_on(stream, msgspec.msgpack.Decoder(PlacementHint)):
+            if message is not None:
+                return  # it went on
 
-    async def loses_a_cancellation(*args: object, **options: object) -> None:
-        putting.set()
-        with suppress(asyncio.CancelledError):
-            await asyncio.Event().wait()
+    for turns in range(20, 50):
+        stream = f"s{turns}"
+        async with bus.connection.client.pipeline() as together:
+            for _ in range(40):
+                together.xadd(bus.connection.key(stream), {"p": b"no message"})
+            await together.execute()
+        task = asyncio.create_task(read(stream))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await bus.append(stream, PlacementHint(epoch=1))
 
-    monkeypatch.setattr(bus.connection.client, "xadd", loses_a_cancellation)
-    task = asyncio.create_task(bus.dead_letters.message("s", b"", Unreadable("it is torn")))
-    await putting.wait()
-    task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled(), f"after {turns} turns of the loop"
 
-    await asyncio.wait([task])
-    assert task.cancelled()
+
+async def test_a_check_ends_at_whatever_turn_it_is_cancelled(redis_server):
+    for turns in count():
+        task = asyncio.create_task(check_redis(redis_server.url))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if task.done():
+            break
+        task.cancel()
+
+        await asyncio.wait([task])
+        assert task.cancelled(), f"after {turns} turns of the loop"
+    assert turns > 5

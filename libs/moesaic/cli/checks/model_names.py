@@ -2,6 +2,7 @@
 
 import os
 import resource
+import signal
 import threading
 from concurrent.futures import Future
 from contextlib import suppress
@@ -91,13 +92,12 @@ def _interruptible(model: str, weights: bool, show: "OnBytes") -> Path:
     try:
         return found.result()
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rest takes little more than a second
         say("moesaic: interrupted; the same again goes on with the files that are missing")
         given_up.set()
-        try:
-            thread.join(CLEAN_UP_S)
-        finally:
-            _remove_half_files()
-            os._exit(Exit.INTERRUPTED)  # threads of the hub may wait for the network still
+        thread.join(CLEAN_UP_S)
+        _remove_half_files()
+        os._exit(Exit.INTERRUPTED)  # threads of the hub may wait for the network still
 
 
 def _remove_half_files() -> None:
