@@ -84,7 +84,8 @@ def runs_of(
     body, terms = admitted.body, admitted.terms
     _check_grammar(body, grammar)
     # A seed of the gateway's own, where the caller gave none, lets another worker go on where one was lost.
-    seed = body.seed if body.seed is not None else secrets.randbits(63)
+    drawn = body.seed is None
+    seed = secrets.randbits(63) if body.seed is None else body.seed
     if len(prompts) * body.n > MAX_ANSWERS:
         fix = f"{len(prompts)} prompts with {body.n} answers each are over {MAX_ANSWERS}"
         raise InvalidInput("n", f"{fix}: ask for fewer at once")
@@ -98,14 +99,16 @@ def runs_of(
         grammar=grammar,
         patience_ms=0 if body.stream or body.stops else WHOLE_ANSWER_PATIENCE_MS,
     )
-    runs = []
+    runs: list[Run] = []
     for i, prompt in enumerate(prompts):
         max_tokens = limits.of(prompt, field if len(prompts) == 1 else f"{field}[{i}]")
         if body.min_tokens > max_tokens:
             fix = f"must be at most max_tokens ({max_tokens}), got {body.min_tokens}"
             raise InvalidInput("min_tokens", fix)
+        # A seed of the caller's gives equal prompts equal answers; without one, no two answers are the same draw.
+        first = seed + (len(runs) if drawn else 0)
         runs += [
-            Run(prompt, work, terms, max_tokens=max_tokens, seed=wrapped(seed + k))
+            Run(prompt, work, terms, max_tokens=max_tokens, seed=wrapped(first + k))
             for k in range(body.n)
         ]
     return runs

@@ -1,3 +1,4 @@
+import asyncio
 import json
 
 import httpx
@@ -136,6 +137,29 @@ async def test_prompts_and_choices_come_back_in_order(open_house, scripts) -> No
     assert [choice["text"] for choice in answer["choices"]] == ["helloyes"] * 2 + ["worldyes"] * 2
     assert seeds == [7, 8, 7, 8]
     assert answer["usage"]["prompt_tokens"] == len(scripts.ids("hello")) + len(scripts.ids("world"))
+
+
+async def test_without_a_seed_each_answer_is_a_draw_of_its_own(open_house, scripts) -> None:
+    completion = {"prompt": ["hello"] * 8, "n": 2, "max_tokens": 5}
+    chat = {"messages": [{"role": "user", "content": "hello"}], "n": 4, "max_tokens": 5}
+    async with open_house(scripts.says("yes")) as house:
+        await asyncio.gather(
+            *(house.client.post("/v1/completions", json=completion) for _ in range(3)),
+            *(house.client.post("/v1/chat/completions", json=chat) for _ in range(3)),
+        )
+        seeds = [submit.generation.sampling.seed for submit in house.workers[0].submits]
+
+    assert len(seeds) == len(set(seeds)) == 3 * 8 * 2 + 3 * 4
+
+
+@pytest.mark.parametrize("seed", [0, (1 << 63) - 1])
+async def test_any_seed_is_the_callers(open_house, scripts, seed: int) -> None:
+    async with open_house(scripts.says("yes")) as house:
+        body = {"prompt": ["hello"] * 3, "max_tokens": 5, "seed": seed}
+        await house.client.post("/v1/completions", json=body)
+        seeds = [submit.generation.sampling.seed for submit in house.workers[0].submits]
+
+    assert seeds == [seed] * 3
 
 
 async def test_many_prompts_are_given_to_workers_a_window_at_a_time(open_house, scripts) -> None:
