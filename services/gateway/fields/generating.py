@@ -83,7 +83,9 @@ class GenerationWire(SamplingWire):
 
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> "GenerationWire":
-        if self.stream_options is not None and not self.stream:
+        options = self.stream_options
+        asks = options is not None and (options.include_usage or options.continuous_usage_stats)
+        if asks and not self.stream:
             raise ValueError("stream_options needs stream to be true")
         if self.prompt_logprobs is not None and self.stream:
             raise ValueError("prompt_logprobs needs stream to be false")
@@ -110,6 +112,9 @@ class ChatWire(GenerationWire, ToolFields):
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: ReasoningEffort | None = Field(
         None, description="as far as the chat template knows it; none: no reasoning"
+    )
+    verbosity: Literal["low", "medium", "high"] | None = Field(
+        None, description="as far as the chat template knows it"
     )
     include_reasoning: bool | None = Field(None, description="false: leave it out of the answer")
 

@@ -24,14 +24,12 @@ _OPENAI = {
     "function_call": _refusal("", "none", "auto"),
     "functions": _refusal("", []),
     "modalities": _refusal("", ["text"]),
-    "reasoning": _refusal("", {}),
+    "reasoning": _refusal("reasoning_effort", {}),
     "suffix": _refusal("", ""),
-    "verbosity": _refusal("", "medium"),
     "web_search_options": _refusal(),
 }
 _OF_OTHER_ROUTES = {
     "include_reasoning": _refusal("/v1/chat/completions", True),
-    "reasoning_effort": _refusal("/v1/chat/completions", "none"),
     "tool_choice": _refusal("/v1/chat/completions", "none", "auto"),
     "tools": _refusal("/v1/chat/completions", []),
     "add_special_tokens": _refusal("", False),  # chats: their template says what is special
@@ -50,7 +48,6 @@ _VLLM = {
     "guided_json_object": _refusal("response_format", False),
     "guided_whitespace_pattern": _refusal(),
     "kv_transfer_params": _refusal(),
-    "length_penalty": _refusal("", 1),
     "logits_processors": _refusal("", []),
     "logprob_token_ids": _refusal("top_logprobs", []),
     "max_tokens_per_doc": _refusal(),
@@ -130,26 +127,55 @@ _LLAMA_CPP = {
     "top_n_sigma": _refusal("", -1, 0),
     "xtc_probability": _refusal("", 0),
 }
+_TRANSFORMERS = {
+    "bad_words_ids": _refusal("bad_words", []),
+    "begin_suppress_tokens": _refusal("logit_bias", []),
+    "constraints": _refusal("", []),
+    "encoder_no_repeat_ngram_size": _refusal("", 0),
+    "encoder_repetition_penalty": _refusal("", 1),
+    "epsilon_cutoff": _refusal("min_p", 0),
+    "eta_cutoff": _refusal("min_p", 0),
+    "exponential_decay_length_penalty": _refusal(),
+    "force_words_ids": _refusal("", []),
+    "forced_bos_token_id": _refusal(),
+    "forced_eos_token_id": _refusal(),
+    "guidance_scale": _refusal("", 1),
+    "min_length": _refusal("min_tokens", 0),
+    "negative_prompt": _refusal("", ""),
+    "no_repeat_ngram_size": _refusal("frequency_penalty", 0),
+    "num_beam_groups": _refusal("", 1),
+    "num_beams": _refusal("", 1),
+    "num_return_sequences": _refusal("n", 1),
+    "penalty_alpha": _refusal("", 0),
+    "sequence_bias": _refusal("logit_bias", {}, []),
+    "suppress_tokens": _refusal("logit_bias", []),
+}
 _OTHERS = {
+    "bad": _refusal("bad_words", [], ""),
+    "beam_width": _refusal("", 1),
+    "cfg_scale": _refusal("", 1),
+    "dynamic_temperature": _refusal("", False),
     "enable_thinking": _refusal("chat_template_kwargs"),
     "format": _refusal("response_format", ""),
     "max_tokens_to_sample": _refusal("max_tokens"),
-    "num_beams": _refusal("", 1),
     "num_predict": _refusal("max_tokens"),
     "options": _refusal("the same fields beside messages", {}),
     "random_seed": _refusal("seed"),
     "raw": _refusal("/v1/completions", False),
     "safe_prompt": _refusal("", False),
+    "smoothing_factor": _refusal("", 0),
     "stop_sequences": _refusal("stop", []),
+    "stop_words": _refusal("stop", []),
     "system": _refusal("a message with role system", ""),
     "template": _refusal("", ""),
+    "tfs": _refusal("", 1),
     "think": _refusal("chat_template_kwargs"),
     "thinking": _refusal("chat_template_kwargs"),
     "top_a": _refusal("", 0),
     "transforms": _refusal("", []),
 }
 REFUSED: dict[str, Refusal] = (
-    _OPENAI | _OF_OTHER_ROUTES | _VLLM | _SGLANG | _TGI | _LLAMA_CPP | _OTHERS
+    _OPENAI | _OF_OTHER_ROUTES | _VLLM | _SGLANG | _TGI | _LLAMA_CPP | _TRANSFORMERS | _OTHERS
 )
 """Fields of a body."""
 

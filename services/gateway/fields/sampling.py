@@ -8,11 +8,12 @@ What a body leaves out is as the model's maker has it (``defaults``), and else a
 
 | Field of a body | Left out | On the wire |
 |---|---|---|
-| ``temperature``, ``top_p``, ``repetition_penalty`` | 1 | the number |
+| ``temperature``, ``repetition_penalty`` | 1 | the number |
+| ``top_p`` | 1 | the number; for 0 the least share there is, which the likeliest token has alone |
 | ``top_k`` | 0, as -1: all tokens | the number |
 | ``min_p``, ``presence_penalty``, ``frequency_penalty`` | 0 | the number |
 | ``logit_bias``, ``allowed_token_ids`` | empty | the same |
-| ``seed`` | drawn at random | one number per answer |
+| ``seed`` | drawn at random for each answer | one number per answer |
 | ``bad_words`` | none | tokens of each word |
 """
 
@@ -29,6 +30,8 @@ MAX_LOGIT_BIASES = 1024
 MAX_ALLOWED = 1 << 18
 MAX_BAD_WORDS = 128
 INT64 = 1 << 63
+# Workers count shares in steps of this, and read 0 as 1.
+LEAST_TOP_P = 2.0**-53
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,9 @@ class SamplingWire(LengthWire):
     """Choice of an answer's tokens."""
 
     temperature: Annotated[float | None, OnWire(1.0)] = Field(None, ge=0, le=2)
-    top_p: Annotated[float | None, OnWire(1.0)] = Field(None, gt=0, le=1)
+    top_p: Annotated[float | None, OnWire(1.0, lambda p: max(p, LEAST_TOP_P))] = Field(
+        None, ge=0, le=1, description="0: the likeliest token"
+    )
     top_k: Annotated[int | None, OnWire(0, lambda k: max(0, k))] = Field(None, ge=-1, lt=1 << 31)
     min_p: Annotated[float | None, OnWire(0.0, _without_sign)] = Field(None, ge=0, le=1)
     repetition_penalty: Annotated[float | None, OnWire(1.0)] = Field(None, gt=0, le=10)

@@ -1,6 +1,7 @@
 """Tools of a chat, and the choice among them."""
 
 import re
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, field_validator
@@ -69,19 +70,43 @@ def _names_differ(tools: list[ToolWire]) -> list[ToolWire]:
 
 
 Tools = Annotated[list[ToolWire], Field(max_length=MAX_TOOLS), AfterValidator(_names_differ)]
-_NAMED: Any = {
-    "type": "object",
-    "properties": {
-        "type": {"const": "function"},
-        "function": {
-            "type": "object",
-            "properties": {"name": {"type": "string"}},
-            "required": ["name"],
-        },
-    },
-    "required": ["type", "function"],
-}
-_WORDS = ("none", "auto", "required")
+Mode = Literal["none", "auto", "required"]
+_WORDS: tuple[Mode, ...] = ("none", "auto", "required")
+_FORMS = (
+    'none, auto, required, {"type": "function", "function": {"name": …}}, or '
+    '{"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": […]}}'
+)
+
+
+def _object_of(**fields: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": fields, "required": list(fields)}
+
+
+_FUNCTION = _object_of(
+    type={"const": "function"}, function=_object_of(name={"type": "string", "minLength": 1})
+)
+_ALLOWED = _object_of(
+    type={"const": "allowed_tools"},
+    allowed_tools=_object_of(
+        mode={"enum": ["auto", "required"]},
+        tools={"type": "array", "items": _FUNCTION, "minItems": 1},
+    ),
+)
+
+
+@dataclass(frozen=True)
+class ToolChoice:
+    """Calls that a chat allows.
+
+    Attributes:
+        mode: none: no call; auto: the model decides; required: at least one call.
+        names: functions that may be called; empty: all of the chat.
+        once: one call at most.
+    """
+
+    mode: Mode = "auto"
+    names: tuple[str, ...] = ()
+    once: bool = False
 
 
 class ToolFields(Bounded):
@@ -93,32 +118,52 @@ class ToolFields(Bounded):
     tool_choice: Any = Field(
         None,
         json_schema_extra={
-            "anyOf": [{"enum": list(_WORDS), "type": "string"}, _NAMED, {"type": "null"}]
+            "anyOf": [
+                {"enum": list(_WORDS), "type": "string"},
+                _FUNCTION,
+                _ALLOWED,
+                {"type": "null"},
+            ]
         },
-        description="none, auto, required, or the function to call; auto where there are tools",
+        description="none, auto, required, the function to call, or the tools that may be called; "
+        "auto where there are tools",
     )
     parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
 
     @field_validator("tool_choice")
     @classmethod
     def _choice_is_known(cls, choice: Any) -> Any:
-        if choice is None or choice in _WORDS or _named(choice):
-            return choice
-        form = '{"type": "function", "function": {"name": …}}'
-        raise ValueError(f"must be none, auto, required, or {form}")
-
-    @property
-    def chosen(self) -> str | None:
-        """Name of the one function that is to be called, if the choice names one."""
-        return _named(self.tool_choice)
+        choice_of(choice)
+        return choice
 
 
-def _named(choice: Any) -> str | None:
-    if not isinstance(choice, dict) or choice.get("type") != "function":
-        return None
-    function = choice.get("function")
+def choice_of(choice: Any) -> ToolChoice:
+    """Read a ``tool_choice``. The forms of OpenAI's Responses API, which nest less, are taken too.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if choice is None:
+        return ToolChoice()
+    if isinstance(choice, str) and choice in _WORDS:
+        return ToolChoice(choice)
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind == "function":
+        return ToolChoice("required", (_name_of(choice),), once=True)
+    if kind == "allowed_tools":
+        allowed = choice.get("allowed_tools", choice)
+        tools = allowed.get("tools") if isinstance(allowed, dict) else None
+        if isinstance(tools, list) and tools and allowed.get("mode") in ("auto", "required"):
+            return ToolChoice(allowed["mode"], tuple(map(_name_of, tools)))
+    raise ValueError(f"must be {_FORMS}")
+
+
+def _name_of(tool: Any) -> str:
+    function = tool.get("function", tool) if isinstance(tool, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
-    return name if isinstance(name, str) and name else None
+    if not (isinstance(name, str) and name and tool.get("type") == "function"):
+        raise ValueError(f"must be {_FORMS}")
+    return name
 
 
 def _mistake_in(schema: dict[str, Any]) -> str:

@@ -12,11 +12,13 @@ from moesaic.models.text.dialects.reader import Reader
 from moesaic.models.text.dialects.rules import Rules
 from moesaic.models.text.dialects.thinking import Opened
 from moesaic.services.gateway.fields.generating import ChatWire
+from moesaic.services.gateway.fields.tools import choice_of
 from moesaic.services.gateway.generate.structure import bounded
 from moesaic.services.gateway.language import Language
 from moesaic.v1.attention_pb2 import Grammar
 
 TokenId = Callable[[str], int | None]
+_SWITCHES = ("enable_thinking", "thinking")  # variables of templates that turn reasoning off and on
 
 
 @dataclass(frozen=True)
@@ -79,25 +81,29 @@ def wanted_of(body: ChatWire, language: Language) -> Wanted:
     Raises:
         InvalidInput: its fields contradict each other, or this model cannot call.
     """
+    choice = choice_of(body.tool_choice)
     if not body.tools:
-        if body.tool_choice not in (None, "none", "auto"):
+        if choice.names or choice.mode == "required":
             raise InvalidInput("tool_choice", "needs tools: there are none to call")
         return NOTHING
     functions = [tool.known for tool in body.tools]
-    if body.chosen is not None and body.chosen not in {known.name for known in functions}:
-        names = ", ".join(known.name for known in functions)[:300]
-        raise InvalidInput("tool_choice", f"names no tool: {body.chosen[:60]!r} is not in {names}")
-    if body.tool_choice == "none":
+    known = {function.name for function in functions}
+    for name in choice.names:
+        if name not in known:
+            names = ", ".join(function.name for function in functions)[:300]
+            raise InvalidInput("tool_choice", f"names no tool: {name[:60]!r} is not in {names}")
+    if choice.mode == "none":
         return NOTHING
     _check_model(language)
-    many = body.parallel_tool_calls is not False
-    if body.chosen is not None:
-        one = [replace(known, strict=True) for known in functions if known.name == body.chosen]
-        return Wanted(one, needed=True, bound=True, many=False)
-    if body.tool_choice == "required":
-        strict = [replace(known, strict=True) for known in functions]
-        return Wanted(strict, needed=True, bound=True, many=many)
-    return Wanted(functions, bound=any(known.strict for known in functions), many=many)
+    needed = choice.mode == "required"
+    allowed = [
+        replace(function, strict=True) if needed else function
+        for function in functions
+        if not choice.names or function.name in choice.names
+    ]
+    bound = needed or len(allowed) < len(functions) or any(one.strict for one in allowed)
+    many = not choice.once and body.parallel_tool_calls is not False
+    return Wanted(allowed, needed=needed, bound=bound, many=many)
 
 
 def _check_model(language: Language) -> None:
@@ -112,26 +118,21 @@ def _check_model(language: Language) -> None:
         raise InvalidInput("tools", fix, code="unsupported_parameter")
 
 
-def template_kwargs_of(body: ChatWire, language: Language) -> dict[str, Any]:
-    """Make the keywords for the chat template, with the effort of reasoning among them.
+def template_kwargs_of(body: ChatWire, language: Language) -> tuple[dict[str, Any], list[str]]:
+    """Make the keywords for the chat template; what a caller gives as such goes over the fields beside them.
 
-    Raises:
-        InvalidInput: the template cannot honour them.
+    Returns:
+        The keywords, and the names of fields that this template has no place for: they change nothing.
     """
-    kwargs = dict(body.chat_template_kwargs or {})
     effort = body.reasoning_effort
-    switches = [name for name in ("enable_thinking", "thinking") if language.takes(name)]
-    if effort is None:
-        return kwargs
-    if language.takes("reasoning_effort"):
-        kwargs.setdefault("reasoning_effort", effort)
-    elif switches:
-        for name in switches:
-            kwargs.setdefault(name, effort != "none")
-    elif effort != "none":
-        fix = "this model's chat template knows no effort of reasoning: leave it out or send none"
-        raise InvalidInput("reasoning_effort", fix, code="unsupported_parameter")
-    return kwargs
+    asked = {"reasoning_effort": effort, "verbosity": body.verbosity}
+    fields = {name: value for name, value in asked.items() if value is not None}
+    switches = {} if effort is None else dict.fromkeys(_SWITCHES, effort != "none")
+    kwargs = {k: value for k, value in (fields | switches).items() if language.takes(k)}
+    unknown = fields.keys() - kwargs.keys()
+    if switches.keys() & kwargs.keys() or (effort == "none" and not language.dialect.thinks):
+        unknown -= {"reasoning_effort"}
+    return kwargs | (body.chat_template_kwargs or {}), sorted(unknown)
 
 
 def tools_for_template(body: ChatWire, wanted: Wanted) -> Sequence[Mapping[str, Any]] | None:

@@ -38,10 +38,12 @@ async def create_chat_completion(body: ChatWire, request: Request) -> Response:
     language = gateway.language
     size = admitted.record.num_bytes
     wanted = await language.work(size, wanted_of, body, language)
+    template_kwargs, unknown = template_kwargs_of(body, language)
+    admitted.record.ignored += unknown
     prompt, opened = await language.encode_chat(
         await language.work(size, turns_of, body.messages),
         add_generation_prompt=body.add_generation_prompt,
-        template_kwargs=template_kwargs_of(body, language),
+        template_kwargs=template_kwargs,
         control_tokens=gateway.settings.control_tokens_in_content,
         tools=await language.work(size, tools_for_template, body, wanted),
         size=size,

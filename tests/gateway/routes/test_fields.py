@@ -47,7 +47,6 @@ CHANGING = [
     ("typical_p", 0.5),
     ("mirostat", 2),
     ("n_predict", 3),
-    ("verbosity", "low"),
     ("stop_sequences", ["a"]),
     ("do_sample", False),
     ("web_search_options", {}),
@@ -71,6 +70,50 @@ def test_values_that_change_nothing_are_taken_and_not_named(name: str) -> None:
         body = ChatWire.model_validate({**CHAT, name: value})
 
         assert check_extras(body) == []
+
+
+# What clients of OpenAI, vLLM and SGLang send by default, or without any effect on an answer, and its name in the
+# header where it is passed over.
+OF_NO_EFFECT: list[tuple[dict[str, Any], str]] = [
+    ({"verbosity": "low"}, "verbosity"),
+    ({"verbosity": "high", "store": False}, "store, verbosity"),
+    ({"reasoning_effort": "xhigh"}, "reasoning_effort"),
+    ({"reasoning_effort": "none"}, ""),
+    ({"service_tier": "auto", "store": True}, "service_tier, store"),
+    ({"prediction": {"type": "content", "content": "a"}}, "prediction"),
+    ({"safety_identifier": "a", "prompt_cache_key": "b"}, "prompt_cache_key, safety_identifier"),
+    ({"prompt_cache_retention": "24h", "metadata": {}}, "metadata, prompt_cache_retention"),
+    ({"modalities": ["text"], "audio": None, "web_search_options": None, "user": "ann"}, ""),
+    ({"functions": [], "function_call": "none", "tools": [], "tool_choice": "none"}, ""),
+    ({"tool_choice": "auto", "parallel_tool_calls": True}, ""),
+    ({"stream_options": {"include_usage": False}, "logit_bias": {}, "stop": []}, ""),
+    ({"stream_options": {"include_obfuscation": False}}, "stream_options.include_obfuscation"),
+    ({"max_completion_tokens": 4, "n": 1, "best_of": 1, "logprobs": False}, ""),
+    ({"top_k": -1, "min_p": 0, "repetition_penalty": 1, "use_beam_search": False}, ""),
+    ({"top_k": 0, "typical_p": 1, "mirostat": 0, "dry_multiplier": 0, "xtc_probability": 0}, ""),
+    ({"length_penalty": 0.7, "early_stopping": True}, "early_stopping, length_penalty"),
+    ({"temperature": 0, "presence_penalty": 0, "frequency_penalty": -0.0, "top_p": 0}, ""),
+    ({"no_repeat_ngram_size": 0, "guidance_scale": 1.0, "num_beams": 1, "eta_cutoff": 0}, ""),
+]
+
+
+@pytest.mark.parametrize(("fields", "named"), OF_NO_EFFECT, ids=str)
+async def test_what_has_no_effect_is_taken_and_named_where_it_was_meant_to_have_one(
+    open_house, scripts, fields: dict[str, Any], named: str
+) -> None:
+    async with open_house(scripts.says("yes")) as house:
+        chat = await house.client.post("/v1/chat/completions", json={**CHAT, **fields})
+
+    assert chat.status_code == 200, chat.text
+    assert chat.headers.get("x-moesaic-ignored", "") == named
+
+
+@pytest.mark.parametrize(
+    "name", ["no_repeat_ngram_size", "penalty_alpha", "guidance_scale", "smoothing_factor"]
+)
+def test_samplers_of_other_servers_are_refused_by_name(name: str) -> None:
+    with pytest.raises(InvalidInput, match="is not supported"):
+        check_extras(ChatWire.model_validate({**CHAT, name: 3}))
 
 
 def test_a_refusal_says_what_to_use_instead() -> None:

@@ -4,10 +4,13 @@ import dataclasses
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from moesaic.engine.sequences import requests as engine
+from moesaic.engine.sequences.sampling import draw
+from moesaic.kernels.sampling import PickRules, pick_tokens, pick_tokens_reference
 from moesaic.services.attention.wire import MAX_TOP_LOGPROBS as MOST_OF_A_WORKER
 from moesaic.services.attention.wire import decode_submit
 from moesaic.services.gateway.fields.generating import (
@@ -78,6 +81,17 @@ def test_what_is_asked_reaches_the_engine_as_asked(asked: dict[str, Any], seed: 
     assert told == asked | ({"top_k": max(0, asked["top_k"])} if "top_k" in asked else {})
     assert sampling.seed == seed
     assert sampling.bad_words == ((5, 6),)
+
+
+@pytest.mark.parametrize("top_p", [0, 0.0, -0.0, 1e-300])
+def test_a_top_p_of_nothing_leaves_the_likeliest_token(top_p: float) -> None:
+    sampling = read_back(CompletionWire(prompt="a", top_p=top_p, temperature=2).sampling(3, ()))
+    logits = torch.randn(64, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
+    logits[::2].round_()  # of equals, the one of the lowest id
+    rules = [PickRules(2.0, 0, sampling.top_p, 0.0, draw(3, position)) for position in range(64)]
+
+    assert pick_tokens(logits, rules) == logits.argmax(dim=-1).tolist()
+    assert pick_tokens_reference(logits, rules) == logits.argmax(dim=-1).tolist()
 
 
 @pytest.mark.parametrize("seed", [INT64, INT64 + 7, -INT64 - 1])

@@ -66,6 +66,12 @@ HARMONY = (
 )
 
 
+ASKING = (
+    "{{ reasoning_effort }} {{ verbosity }}{%- if thinking %}<think>{%- endif %}"
+    "{%- for message in messages %}{{ message.content }}{%- endfor %}"
+)
+
+
 @dataclass
 class Family:
     """A family's template and added tokens: those that are special, and markup."""
@@ -76,6 +82,7 @@ class Family:
 
 
 FAMILIES = {
+    "asking": Family(ASKING),
     "hermes": Family(HERMES, [], ["<tool_call>", "</tool_call>", "<think>", "</think>"]),
     "deepseek": Family(
         DEEPSEEK,

@@ -5,6 +5,9 @@ from typing import Any
 
 import pytest
 
+from moesaic.services.gateway.fields.generating import ChatWire
+from moesaic.services.gateway.generate.speech import template_kwargs_of
+from moesaic.services.gateway.language import Language
 from tests.gateway.tools.conftest import ASKED, NOW, TOOL
 
 PATH = "/v1/chat/completions"
@@ -77,6 +80,62 @@ async def test_a_choice_decides_what_the_model_sees_and_what_binds_it(
         assert ("get_weather" in grammar.grammar) == (not named)
 
 
+def allowed(mode: str, *names: str, flat: bool = False) -> dict[str, Any]:
+    """A choice of some tools, as Chat Completions have it or, flat, as Responses have it."""
+    if flat:
+        tools: list[Any] = [{"type": "function", "name": name} for name in names]
+        return {"type": "allowed_tools", "mode": mode, "tools": tools}
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+@pytest.mark.parametrize("family", WRITTEN)
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("mode", ["auto", "required"])
+async def test_of_allowed_tools_the_model_sees_all_and_calls_those_only(
+    open_house, scripts, family: str, mode: str, flat: bool
+) -> None:
+    body = {"messages": ASKED, "tools": [TOOL, NOW]}
+    async with open_house(scripts.says("yes")) as house:
+        chosen = {**body, "tool_choice": allowed(mode, "now", flat=flat)}
+        response = await house.client.post(PATH, json=chosen)
+        await house.client.post(PATH, json=body)
+        await house.client.post(PATH, json={**body, "tools": [NOW], "tool_choice": "required"})
+        submit, free, forced = house.workers[0].submits
+
+    assert response.status_code == 200, response.text
+    assert list(submit.token_ids) == list(free.token_ids)
+    grammar = submit.generation.grammar.grammar
+    assert "now" in grammar
+    assert "get_weather" not in grammar
+    assert (grammar == forced.generation.grammar.grammar) == (mode == "required")
+
+
+async def test_all_tools_allowed_is_the_same_as_the_mode_alone(open_house, scripts) -> None:
+    body = {"messages": ASKED, "tools": [TOOL, NOW]}
+    both = ("get_weather", "now", "now")
+    async with open_house(scripts.says("yes")) as house:
+        for choice in (allowed("auto", *both), "auto", allowed("required", *both), "required"):
+            await house.client.post(PATH, json={**body, "tool_choice": choice})
+        auto, plain, forced, needed = (s.generation.grammar for s in house.workers[0].submits)
+
+    assert auto == plain
+    assert not auto.grammar
+    assert forced == needed
+
+
+async def test_a_function_may_be_named_as_responses_name_it(open_house, scripts) -> None:
+    body = {"messages": ASKED, "tools": [TOOL, NOW]}
+    nested, flat = {"function": {"name": "now"}}, {"name": "now"}
+    async with open_house(scripts.says("yes")) as house:
+        for named in (nested, flat):
+            choice = {"type": "function", **named}
+            await house.client.post(PATH, json={**body, "tool_choice": choice})
+        first, second = (submit.generation.grammar for submit in house.workers[0].submits)
+
+    assert first == second
+
+
 async def test_a_strict_function_is_bound_though_it_need_not_be_called(open_house, scripts) -> None:
     strict = {**TOOL, "function": {**TOOL["function"], "strict": True}}
     async with open_house(scripts.says("yes")) as house:
@@ -122,6 +181,31 @@ async def test_the_effort_of_reasoning_reaches_the_template(
     assert told in prompt_of(scripts, submit)
 
 
+@pytest.mark.parametrize("family", ["asking"])
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"reasoning_effort": "low"}, {"reasoning_effort": "low", "thinking": True}),
+        ({"reasoning_effort": "none"}, {"reasoning_effort": "none", "thinking": False}),
+        ({"verbosity": "low"}, {"verbosity": "low"}),
+        (
+            {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}},
+            {"reasoning_effort": "high", "thinking": True},
+        ),
+        (
+            {"reasoning_effort": "low", "chat_template_kwargs": {"thinking": False}},
+            {"reasoning_effort": "low", "thinking": False},
+        ),
+    ],
+)
+def test_a_template_gets_each_field_that_it_asks_for(
+    language: Language, fields: dict[str, Any], told: dict[str, Any]
+) -> None:
+    body = ChatWire.model_validate({"messages": ASKED, **fields})
+
+    assert template_kwargs_of(body, language) == (told, [])
+
+
 FUNCTION = TOOL["function"]
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [TOOL, TOOL]}, "tools", "is there twice"),
@@ -144,6 +228,30 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice", "must be none, auto"),
     ({"tool_choice": "required"}, "tool_choice", "needs tools"),
+    ({"tool_choice": allowed("auto", "now")}, "tool_choice", "needs tools"),
+    (
+        {"tools": [TOOL, NOW], "tool_choice": allowed("auto", "now", "other")},
+        "tool_choice",
+        "names no tool: 'other'",
+    ),
+    ({"tools": [NOW], "tool_choice": allowed("auto")}, "tool_choice", "must be none, auto"),
+    ({"tools": [NOW], "tool_choice": allowed("any", "now")}, "tool_choice", "must be none, auto"),
+    (
+        {"tools": [NOW], "tool_choice": {"type": "allowed_tools", "allowed_tools": ["now"]}},
+        "tool_choice",
+        "must be none, auto",
+    ),
+    (
+        {
+            "tools": [NOW],
+            "tool_choice": {
+                **allowed("auto", flat=True),
+                "tools": [{"type": "mcp", "name": "now"}],
+            },
+        },
+        "tool_choice",
+        "must be none, auto",
+    ),
     (
         {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}},
         "response_format",

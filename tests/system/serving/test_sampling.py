@@ -61,6 +61,46 @@ def test_an_answer_has_allowed_tokens_only_and_no_bad_words(local: Any) -> None:
     assert set(allowed["token_ids"]) <= set(some)
 
 
+def test_equal_prompts_are_drawn_apart_unless_a_seed_is_given(local: Any) -> None:
+    # That two such answers of 16 tokens are equal by chance is out of the question, of 16 all the more.
+    asked = {"prompt": [PROMPT] * 16, "max_tokens": 16, "temperature": 1.5, "ignore_eos": True}
+
+    drawn = post(local, "/v1/completions", **asked)["choices"]
+    seeded = post(local, "/v1/completions", **asked, seed=5)["choices"]
+    again = post(local, "/v1/completions", **{**asked, "prompt": PROMPT}, n=2, seed=5)["choices"]
+
+    assert len({choice["text"] for choice in drawn}) == 16
+    assert {choice["text"] for choice in seeded} == {again[0]["text"]}
+    assert again[0]["text"] != again[1]["text"]
+
+
+def test_a_top_p_of_nothing_is_greedy(local: Any) -> None:
+    asked = {"prompt": PROMPT, "max_tokens": 20, "ignore_eos": True}
+
+    [nothing] = post(local, "/v1/completions", **asked, top_p=0, temperature=2)["choices"]
+    [greedy] = post(local, "/v1/completions", **asked, temperature=0)["choices"]
+
+    assert nothing["text"] == greedy["text"]
+
+
+def test_only_allowed_tools_are_called(local: Any) -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("now", "later", "never")]
+    allowed = {"mode": "required", "tools": tools[1:2]}
+
+    answer = post(
+        local,
+        "/v1/chat/completions",
+        messages=[{"role": "user", "content": "What is the time?"}],
+        tools=tools,
+        tool_choice={"type": "allowed_tools", "allowed_tools": allowed},
+        n=4,
+        max_tokens=60,
+    )
+
+    calls = [call for choice in answer["choices"] for call in choice["message"]["tool_calls"]]
+    assert {call["function"]["name"] for call in calls} == {"later"}
+
+
 def test_an_answer_has_the_structure_asked_for(local: Any) -> None:
     schema = {
         "type": "object",
