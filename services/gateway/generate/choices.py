@@ -1,6 +1,6 @@
 """One choice as text, growing: tokens in, printable pieces out, up to its end or a stop string."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -47,7 +47,11 @@ class Ending:
 
 
 class GrowingChoice:
-    """One answer, up to its end."""
+    """One answer, up to its end.
+
+    Stop strings are looked for in what the caller gets as content. Where a reader takes the answer apart, they do not
+    count in the reasoning and in calls, and none reaches from one part into another.
+    """
 
     def __init__(
         self, index: int, decoder: TextDecoder, ending: Ending, reader: Reader | None = None
@@ -63,61 +67,82 @@ class GrowingChoice:
         reason and the rest is dropped.
         """
         piece = Piece(self.index, "", [])
-        text, used = [], 0
         for token_id in tokens.token_ids:
-            used += 1
             self.num_tokens += 1
-            new = self._decoder.feed([token_id])
-            text.append(
-                self._finder.feed(new) if self.num_tokens > self._ending.min_tokens else new
-            )
+            piece.token_ids.append(token_id)
             if self._reader is not None:
                 self.num_reasoning_tokens += self._reader.reasoning
-                piece.parts += self._reader.feed(text[-1])
-            if self._finder.hit is not None or (self._reader is not None and self._reader.done):
+            self._take(piece, self._decoder.feed([token_id]))
+            if self._finder.hit is not None or self._is_read:
                 break
-        piece.text = "".join(text)
-        piece.token_ids = list(tokens.token_ids[:used])
-        piece.logprobs = tokens.logprobs[:used]
-        if self._finder.hit is not None:
-            return self._ended(piece, "stop", self._finder.hit)
-        if self._reader is not None and self._reader.done:
-            return self._ended(piece, "stop", None)
-        self.called = self.called or any(part.kind == "call" for part in piece.parts)
+        piece.logprobs = tokens.logprobs[: len(piece.token_ids)]
+        if self._finder.hit is not None or self._is_read:
+            return self._ended(piece, "stop")
         return piece
 
     def finish(self, finished: Finished) -> Piece:
         """Take the worker's last word. The end token is a token of the answer, though its text is not shown."""
-        text = self._finder.feed(self._decoder.flush())
-        if self._finder.hit is None:
-            text += self._finder.flush()
-        piece = Piece(self.index, text, [])
-        if finished.reason == FINISH_REASON_LENGTH and self._finder.hit is None:
-            return self._ended(self._read(piece), "length", None)
-        stop_reason: str | int | None = self._finder.hit
+        piece = Piece(self.index, "", [])
+        self._take(piece, self._decoder.flush())
+        if finished.reason == FINISH_REASON_LENGTH:
+            return self._ended(piece, "length")
+        stop_reason: int | None = None
         if finished.HasField("stop_token_id"):
             self.num_tokens += 1
             piece.token_ids = [finished.stop_token_id]
             if finished.HasField("stop_logprob"):
                 piece.logprobs = [finished.stop_logprob]
-            if self._finder.hit is None:
-                if finished.stop_token_id in self._ending.stop_token_ids:
-                    stop_reason = finished.stop_token_id
-                if self._ending.include_stop:
-                    piece.text += self._decoder.feed(piece.token_ids) + self._decoder.flush()
-        return self._ended(self._read(piece), "stop", stop_reason)
+            if finished.stop_token_id in self._ending.stop_token_ids:
+                stop_reason = finished.stop_token_id
+            if self._ending.include_stop and self._finder.hit is None:
+                self._release(piece)
+                self._finder = StopFinder(())  # an end token is none
+                self._take(piece, self._decoder.feed(piece.token_ids) + self._decoder.flush())
+        return self._ended(piece, "stop", stop_reason)
 
-    def _read(self, piece: Piece) -> Piece:
-        if self._reader is not None:
-            piece.parts += self._reader.feed(piece.text)
-        return piece
+    @property
+    def _is_read(self) -> bool:
+        return self._reader is not None and self._reader.done
 
-    def _ended(self, piece: Piece, reason: FinishReason, stop: str | int | None) -> Piece:
+    def _take(self, piece: Piece, text: str) -> None:
+        if self._reader is None:
+            piece.text += self._searched(text)
+        else:
+            self._put(piece, self._reader.feed(text))
+
+    def _put(self, piece: Piece, parts: Iterable[Part]) -> None:
+        """Add parts to a piece, up to a stop string in their content."""
+        for part in parts:
+            if self._finder.hit is not None:
+                return
+            if part.kind != "content":
+                self._release(piece)
+                piece.parts.append(part)
+                self.called = self.called or part.kind == "call"
+            elif text := self._searched(part.text):
+                piece.parts.append(Part("content", text))
+
+    def _searched(self, text: str) -> str:
+        """Look for stop strings; gives the text that is certain to be shown."""
+        return self._finder.feed(text) if self.num_tokens > self._ending.min_tokens else text
+
+    def _release(self, piece: Piece) -> None:
+        """Show what was withheld: no stop string goes on from it."""
+        held = self._finder.flush()
+        if held and self._reader is not None:
+            piece.parts.append(Part("content", held))
+        else:
+            piece.text += held
+
+    def _ended(self, piece: Piece, reason: FinishReason, stop: int | None = None) -> Piece:
         self.finished = True
         if self._reader is not None:
-            piece.parts += self._reader.finish()
-            self.called = self.called or any(part.kind == "call" for part in piece.parts)
-        piece.finish_reason, piece.stop_reason = reason, stop
-        if reason == "stop" and self.called and not isinstance(stop, str):
+            self._put(piece, self._reader.finish())
+        self._release(piece)
+        hit = self._finder.hit
+        piece.finish_reason, piece.stop_reason = (
+            ("stop", hit) if hit is not None else (reason, stop)
+        )
+        if piece.finish_reason == "stop" and self.called and hit is None:
             piece.finish_reason = "tool_calls"
         return piece

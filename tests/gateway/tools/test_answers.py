@@ -155,11 +155,3 @@ async def test_words_that_only_look_like_a_call_stay_content(open_house, scripts
     assert choice["message"]["content"] == text
     assert choice["finish_reason"] == "stop"
     assert accumulated(events(response.text))["content"] == text
-
-
-async def test_a_stop_string_within_a_call_ends_it(open_house, scripts) -> None:
-    async with open_house(scripts.says(SAID["hermes"])) as house:
-        [choice] = (await house.client.post(PATH, json={**BODY, "stop": "Paris"})).json()["choices"]
-
-    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "Paris")
-    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "'
