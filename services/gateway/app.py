@@ -114,18 +114,19 @@ def _refusal(request: Request, error: Exception) -> Response:
     }.get(status, str(error.detail)[:500])
     answer = problem(status, _CODES.get(status, "invalid_request"), message)
     if status == 405:
-        answer.allow = ", ".join(sorted(_methods_of(request.url.path)))
+        answer.others = {"allow": ", ".join(sorted(_methods_of(request.url.path)))}
     return _answer(request, answer)
 
 
 def _methods_of(path: str) -> set[str]:
     """List the methods of all routes at a path; the framework only knows those of the first."""
-    return {
+    methods = {
         method
         for route in _routes()
         if isinstance(route, APIRoute) and route.path_regex.match(path)
         for method in route.methods or ()
     }
+    return methods | ({"HEAD"} if "GET" in methods else set())
 
 
 def _answer(request: Request, answer: HttpProblem) -> Response:

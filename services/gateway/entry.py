@@ -46,6 +46,8 @@ class Entry:
             given if is_request_id(given) else f"req-{secrets.token_hex(12)}", scope["method"]
         )
         scope.setdefault("state", {})["record"] = record
+        if scope["method"] == "HEAD":  # all that GET says, but the body
+            scope = {**scope, "method": "GET"}
         structlog.contextvars.bind_contextvars(request_id=record.request_id)  # of this task only
         with metrics.inflight.track_inprogress():
             try:
@@ -66,9 +68,13 @@ class Entry:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 message["headers"] = [*message.get("headers", ()), *_added_headers(record)]
-            elif not message.get("more_body", False):
+            elif complete:  # of an answer without a body
+                return
+            elif record.method == "HEAD" or not message.get("more_body", False):
                 complete = True
                 record.settle()  # before its client can know: its next request finds room
+                if record.method == "HEAD":
+                    message = {"type": "http.response.body"}
             await send(message)
 
         max_body_bytes = self._max_body_bytes
@@ -118,6 +124,12 @@ class Entry:
                 allowed = ", ".join(sorted(tenant.scopes))
                 message = f"this needs an API key that allows {needed}; yours allows {allowed}"
                 return problem(403, "insufficient_scope", message)
+        coding = headers.get("content-encoding", "identity")
+        if coding.strip().lower() not in ("", "identity"):
+            what = f"the body must come as it is, not with content-encoding {coding[:40]}"
+            refused = problem(415, "unsupported_content_encoding", what)
+            refused.others = {"accept-encoding": "identity"}
+            return refused
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > max_body_bytes:
             return problem(413, "request_too_large", _too_large(max_body_bytes))

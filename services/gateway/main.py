@@ -154,6 +154,7 @@ async def http_server(settings: GatewaySettings, app: ASGIApp) -> AsyncIterator[
     config = uvicorn.Config(
         app,
         http=BoundedHttp,
+        ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,

@@ -21,6 +21,7 @@ _MEANINGS = {
     404: "There is no such model or object",
     408: "The client sends or reads too slowly",
     413: "The body is too large",
+    415: "The body is compressed; `Accept-Encoding` says what is taken",
     429: "The tenant's limits are reached; `Retry-After` says when to try again",
     500: "The server failed",
     503: "It cannot be answered now; `Retry-After` says when to try again",
@@ -28,7 +29,7 @@ _MEANINGS = {
 }
 _TELL_WHEN = (429, 503)
 
-READS_BODY = (400, 408, 413)  # errors of every route that takes one
+READS_BODY = (400, 408, 413, 415)  # errors of every route that takes one
 INFERENCE = (*READS_BODY, 404, 503, 504)
 
 

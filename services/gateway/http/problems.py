@@ -53,7 +53,7 @@ class HttpProblem(msgspec.Struct):
     body: ErrorBody
     retryable: bool = False
     retry_after_s: float | None = None
-    allow: str | None = None
+    others: dict[str, str] = {}  # headers that its status asks for
 
     def response(self) -> Response:
         """Make the whole HTTP answer."""
@@ -77,9 +77,7 @@ class HttpProblem(msgspec.Struct):
             headers["retry-after-ms"] = str(math.ceil(wait_s * 1000))
         if self.status == HTTPStatus.UNAUTHORIZED:
             headers["www-authenticate"] = "Bearer"
-        if self.allow:
-            headers["allow"] = self.allow
-        return headers
+        return headers | self.others
 
 
 def problem_of(error: MoesaicError) -> HttpProblem:

@@ -1,13 +1,17 @@
 """HTTP/1.1 as the gateway speaks it: httptools' parser, with bounds on all that is not the body of a request."""
 
 import asyncio
+import sys
 from http import HTTPStatus
+from typing import Any
 
+import httptools
 import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from moesaic.open_files import connections_within
+from moesaic.services.gateway.http.heads import fault_of, split_target
 from moesaic.services.gateway.http.problems import ErrorReply, HttpProblem, problem
 
 # Of a request's first line and headers, beside other bytes of the same packet.
@@ -22,6 +26,7 @@ MAX_PIPELINED = 32  # requests that wait for the answer to one before them
 # so long, since a connection that is closed with something unread may lose its answer.
 DRAIN_BYTES = 32 << 20
 DRAIN_S = 10.0
+REFUSED_BYTES = 1 << 20  # the same behind a request that cannot be parsed, or has no bounds
 MAX_CONNECTIONS = 1 << 16  # of a gateway; and half of the files that it may open
 UNSENT_BYTES = (64 << 10, 16 << 10)  # from which on writers wait, and down to which
 
@@ -48,12 +53,29 @@ class Connections(ServerState):
                 return
 
 
+class UnchunkedCycle(RequestResponseCycle):
+    """One request and answer of HTTP/1.0, which knows no chunks: a body of unknown length ends with the connection."""
+
+    _is_unbounded = False
+
+    async def send(self, message: Any) -> None:
+        """Send a part of the answer."""
+        if message["type"] == "http.response.start":
+            names = [name.lower() for name, _ in message.get("headers", ())]
+            if b"content-length" not in names:
+                self._is_unbounded, self.chunked_encoding = True, False
+        elif self._is_unbounded:
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
+
+
 class BoundedHttp(HttpToolsProtocol):
-    """One connection. A message that is too long or too slow ends it, if possible with an answer that says so.
+    """One connection. A message that is wrong, too long or too slow ends it, with an answer that says so.
 
     The parser itself would collect a header without an end, or a trailer behind a chunked body, for ever.
     """
 
+    _packet = b""  # that is parsed now
     _in_head = True
     _in_message = False
     _num_messages = 0
@@ -61,6 +83,8 @@ class BoundedHttp(HttpToolsProtocol):
     _other_bytes = 0  # of it, which are its head, or frame its body
     _drain_bytes = 0  # that may still come of a message that was answered
     _too_late: asyncio.TimerHandle | None = None
+    _fault: HttpProblem | None = None  # of the head that came last
+    _refusal: HttpProblem | None = None  # which ends the connection; what comes now is not parsed
 
     server_state: Connections
 
@@ -88,6 +112,8 @@ class BoundedHttp(HttpToolsProtocol):
         for start in range(0, len(data), PACKET_BYTES):
             if self.transport.is_closing():
                 return
+            if self._refusal is not None:
+                return self._drain(len(data) - start)
             self._feed(data[start : start + PACKET_BYTES])
         idle = self.cycle is not None and self.cycle.response_complete and not self._in_message
         if idle and self.timeout_keep_alive_task is None:  # what came was nothing
@@ -97,8 +123,11 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _feed(self, data: bytes) -> None:
         before, in_message, body_bytes = self._num_messages, self._in_message, self._body_bytes
+        self._packet = data
         super().data_received(data)
-        if self.transport.is_closing() or (in_message and before != self._num_messages):
+        if self._refusal is not None or self.transport.is_closing():
+            return
+        if in_message and before != self._num_messages:
             return  # a packet of two messages is counted to neither
         if before != self._num_messages:
             body_bytes = 0
@@ -111,9 +140,13 @@ class BoundedHttp(HttpToolsProtocol):
             message = f"the {what} must be at most {most} bytes"
             self._refuse(problem(431, "request_too_large", message))
         elif self._is_answered and self._in_message:
-            self._drain_bytes -= len(data)
-            if self._drain_bytes < 0:
-                self.transport.close()
+            self._drain(len(data))
+
+    def _drain(self, num_bytes: int) -> None:
+        """Read past bytes that nobody waits for, up to a bound."""
+        self._drain_bytes -= num_bytes
+        if self._drain_bytes < 0:
+            self.transport.close()
 
     def on_message_begin(self) -> None:
         """Note the first byte of a request."""
@@ -130,12 +163,26 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Note that the head is whole: its request may be answered."""
+        method, version = self.parser.get_method(), self.parser.get_http_version()
+        self._fault = fault_of(method, self.url, version, self.headers)
+        if self._fault is not None:
+            raise ValueError("a head that is refused")  # for the parser, which asks for the answer
+        if self.parser.should_upgrade():
+            return
+        host, self.url = split_target(self.url)
+        if host is not None:  # it goes over that of the header
+            self.headers[:] = [header for header in self.headers if header[0] != b"host"]
+            self.headers.append((b"host", host))
         self._in_head, self._other_bytes = False, 0
         self._end_wait()
         super().on_headers_complete()
+        if version == "1.0":
+            self.cycle.__class__ = UnchunkedCycle  # uvicorn makes cycles itself
+            self.cycle.waiting_for_100_continue = False
         if len(self.pipeline) > MAX_PIPELINED:
-            # For the parser, which ends the connection.
-            raise ValueError("too many requests that wait for answers")
+            what = f"at most {MAX_PIPELINED} requests may wait for the answer to one before them"
+            self._fault = problem(400, "invalid_request", what)
+            raise ValueError("too many requests")  # for the parser, which asks for the answer
 
     def on_body(self, body: bytes) -> None:
         """Count bytes of the body."""
@@ -144,6 +191,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Note that the whole request is here."""
+        if self.parser.should_upgrade():
+            return
         self._in_message = False
         self.server_state.silent.pop(self, None)
         if self._is_answered:
@@ -152,7 +201,12 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Note that the transport has the whole answer."""
+        is_last = not self.pipeline
         super().on_response_complete()
+        if self._refusal is not None:
+            if is_last:
+                self._end_with(self._refusal)
+            return
         if self._is_answered and not self.transport.is_closing():
             self.server_state.silent[self] = None
         if self._is_answered and self._in_message and not self.transport.is_closing():
@@ -166,8 +220,24 @@ class BoundedHttp(HttpToolsProtocol):
         return self.cycle is not None and self.cycle.response_complete and not self._in_head
 
     def send_400_response(self, msg: str) -> None:
-        """Answer bytes that are not HTTP as every other error."""
-        self._refuse(problem(400, "invalid_request", "the request is not valid HTTP/1.1"))
+        """Answer bytes that are not HTTP, and heads that are refused, as every other error."""
+        invalid = problem(400, "invalid_request", "the request is not valid HTTP/1.1")
+        self._refuse(self._fault or invalid)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Pass over an offer of another protocol. The parser ends there, so that another one reads the request."""
+        found = sys.exception()
+        assert isinstance(
+            found, httptools.HttpParserUpgrade
+        )  # uvicorn calls this where it has caught one
+        [at] = found.args
+        first = self.parser.get_method(), self.url, self.parser.get_http_version().encode()
+        lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        head = b"%b %b HTTP/%b\r\n" % first + b"".join(lines) + b"\r\n"
+        self._packet = head + self._packet[at:]
+        super().data_received(self._packet)
 
     def _begin_head(self) -> None:
         self._in_head = True
@@ -185,15 +255,38 @@ class BoundedHttp(HttpToolsProtocol):
         self._refuse(problem(408, "request_timeout", message))
 
     def _refuse(self, why: HttpProblem) -> None:
-        """Answer past the application, which has never seen this request, and hang up."""
+        """Answer past the application, behind the answers to the requests before, and hang up."""
         self._end_wait()
-        busy = self.cycle is not None and not self.cycle.response_complete
-        if not busy:  # else the bytes would end up within the answer to the request before
-            body = msgspec.json.encode(ErrorReply(why.body))
-            head = (
-                f"HTTP/1.1 {why.status} {HTTPStatus(why.status).phrase}\r\n"
-                f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
-                "connection: close\r\n\r\n"
-            )
-            self.transport.write(head.encode() + body)
-        self.transport.close()
+        self._refusal, self._drain_bytes = why, REFUSED_BYTES
+        cycle = self.cycle
+        if self._in_message and not self._in_head:  # the application was to answer this request
+            if self.pipeline:
+                self.pipeline.popleft()
+                return
+            if cycle.response_started:
+                return self.transport.close()
+            cycle.disconnected = cycle.response_complete = True
+            cycle.message_event.set()
+        elif cycle is not None and not cycle.response_complete:
+            return
+        self._end_with(why)
+
+    def _end_with(self, why: HttpProblem) -> None:
+        """Send the last answer, and read on for a while: to close with something unread may lose it."""
+        if self.transport.is_closing():
+            return
+        body = msgspec.json.encode(ErrorReply(why.body))
+        headers = [
+            *self.server_state.default_headers,
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"connection", b"close"),
+        ]
+        head = f"HTTP/1.1 {why.status} {HTTPStatus(why.status).phrase}\r\n".encode()
+        lines = b"".join(b"%b: %b\r\n" % header for header in headers)
+        self.transport.write(b"%b%b\r\n%b" % (head, lines, body))
+        self.transport.write_eof()
+        self.server_state.silent[self] = None
+        self._end_wait()
+        self._unset_keepalive_if_required()
+        self._too_late = self.loop.call_later(DRAIN_S, self.transport.close)

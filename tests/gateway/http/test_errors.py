@@ -75,7 +75,6 @@ BAD_FIELDS = [
     ("chat", {**CHAT, "tools": [TOOL]}, "tools", "unsupported_parameter"),  # its template takes none
     ("chat", {**CHAT, "tools": [TOOL], "tool_choice": "any"}, "tool_choice", "invalid_request"),
     ("chat", {**CHAT, "tool_choice": "required"}, "tool_choice", "invalid_request"),
-    ("chat", {**CHAT, "reasoning_effort": "low"}, "reasoning_effort", "unsupported_parameter"),
     ("completions", {"prompt": "a", "tools": [TOOL]}, "tools", "unsupported_parameter"),
     ("chat", {**CHAT, "response_format": {"type": "json"}}, "response_format.type", "invalid_request"),
     ("chat", {**CHAT, "response_format": {"type": "json_schema"}}, "response_format.json_schema", "invalid_request"),

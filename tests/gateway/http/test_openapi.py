@@ -133,4 +133,4 @@ async def test_what_a_path_allows_is_told_of_all_its_routes(open_house) -> None:
         refused = await house.client.patch("/v1/files/f")
 
     assert refused.status_code == 405
-    assert refused.headers["allow"] == "DELETE, GET"
+    assert refused.headers["allow"] == "DELETE, GET, HEAD"

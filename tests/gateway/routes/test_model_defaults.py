@@ -116,7 +116,7 @@ def test_as_vllm_has_it_a_file_without_temperature_leaves_one_of_one(made) -> No
     [
         ("temperature", -0.5),
         ("temperature", "0.7"),
-        ("top_p", 0),
+        ("top_p", 1.5),
         ("top_p", True),
         ("top_k", 2.5),
         ("min_p", 2),

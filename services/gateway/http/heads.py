@@ -1,0 +1,73 @@
+"""Heads of requests by RFC 9110 and 9112: those to refuse, and targets that name a host."""
+
+import re
+from collections.abc import Sequence
+
+from moesaic.services.gateway.http.problems import HttpProblem, problem
+
+Header = tuple[bytes, bytes]  # the name in lower case, the value
+
+VERSIONS = ("1.0", "1.1")
+_AUTHORITY = re.compile(rb"(?:\[[\w:.%~-]+\]|[\w.~!$&'()*+,;=%-]*)(?::\d*)?", re.ASCII)
+_ABSOLUTE = re.compile(rb"https?://([^/?#]*)([^#]*).*", re.IGNORECASE | re.DOTALL)
+
+
+def fault_of(
+    method: bytes, target: bytes, version: str, headers: Sequence[Header]
+) -> HttpProblem | None:
+    """Find what is wrong with a head that can be parsed."""
+    if version == "0.9":
+        return _invalid("the first line has no version of HTTP that is spoken here")
+    if version not in VERSIONS:
+        what = f"HTTP/{version} is not spoken here: send HTTP/1.1"
+        return problem(505, "http_version_not_supported", what)
+    if method == b"CONNECT":
+        return problem(501, "not_implemented", "no tunnels are made here")
+    return _fault_of_host(version, target, headers) or _fault_of_codings(version, headers)
+
+
+def split_target(target: bytes) -> tuple[bytes | None, bytes]:
+    """Take an absolute target apart into its host and the path with its query; other targets have no host."""
+    found = _ABSOLUTE.fullmatch(target)
+    if found is None:
+        return None, target
+    authority, path = found.groups()
+    return authority, path if path.startswith(b"/") else b"/" + path
+
+
+def _fault_of_host(version: str, target: bytes, headers: Sequence[Header]) -> HttpProblem | None:
+    hosts = [value for name, value in headers if name == b"host"]
+    named, path = split_target(target)
+    if len(hosts) > 1:
+        return _invalid(f"the header host is there {len(hosts)} times: send one")
+    if not hosts and version != "1.0":
+        return _invalid("the header host is missing")
+    if not all(_AUTHORITY.fullmatch(host) for host in hosts):
+        return _invalid("the header host is no host, with or without a port")
+    if named is not None and (not named or not _AUTHORITY.fullmatch(named)):
+        return _invalid("the target of the request names no host")
+    if not path.startswith(b"/"):
+        return _invalid("the target of the request must be a path, or an address with http")
+    return None
+
+
+def _fault_of_codings(version: str, headers: Sequence[Header]) -> HttpProblem | None:
+    """Refuse bodies whose end would be a guess."""
+    told = [value for name, value in headers if name == b"transfer-encoding"]
+    if not told:
+        return None
+    if version == "1.0":
+        return _invalid("HTTP/1.0 has no transfer-encoding: send a content-length")
+    if any(name == b"content-length" for name, _ in headers):
+        return _invalid("content-length and transfer-encoding contradict each other: send one")
+    codings = [coding.strip(b" \t").lower() for coding in b",".join(told).split(b",")]
+    if codings[-1] != b"chunked" or codings.count(b"chunked") > 1:
+        return _invalid("the transfer-encoding must end with chunked, once")
+    if len(codings) > 1:
+        what = "the only transfer-encoding here is chunked: send the body without another"
+        return problem(501, "not_implemented", what)
+    return None
+
+
+def _invalid(message: str) -> HttpProblem:
+    return problem(400, "invalid_request", message)

@@ -1,0 +1,124 @@
+"""Methods, statuses and headers by RFC 9110: HEAD, 405 with Allow, bodies that are compressed."""
+
+import gzip
+import json
+from typing import Any
+
+import pytest
+
+from moesaic.services.gateway.app import ROUTERS
+from tests.gateway.http.test_messages import ASKS, BODY, answers, exchange, plain
+
+GET = sorted(
+    route.path
+    for module in ROUTERS
+    for route in module.router.routes
+    if "GET" in (getattr(route, "methods", None) or ())
+)
+POST = sorted(
+    {
+        route.path
+        for module in ROUTERS
+        for route in module.router.routes
+        if "POST" in (getattr(route, "methods", None) or ())
+    }
+    - set(GET)
+)
+CHANGING = ("date", "x-request-id")
+
+
+def test_there_are_routes_to_ask() -> None:
+    assert {"/metrics", "/health", "/docs", "/openapi.json", "/v1/models"} <= set(GET)
+    assert "/v1/chat/completions" in POST
+
+
+async def asked(url: str, method: str, path: str, headers: str = "") -> tuple[int, Any, bytes]:
+    sent = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}\r\n"
+    head, _, body = (await exchange(url, sent.encode())).partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    told = dict(line.split(": ", 1) for line in lines)
+    return int(first.split()[1]), {n: v for n, v in told.items() if n not in CHANGING}, body
+
+
+async def test_head_tells_what_get_tells_without_the_body(
+    open_house: Any, tmp_path: Any, subtests: Any
+) -> None:
+    form = {"files": {"file": ("a.jsonl", b"{}\n" * 300_000)}, "data": {"purpose": "batch"}}
+    async with open_house(files_dir=str(tmp_path)) as house:
+        stored = (await house.client.post("/v1/files", **form)).json()["id"]
+        for path in [*GET, "/nowhere", "/v1/models/no"]:
+            path = path.replace("{file_id}", stored).replace("{model_id:path}", "tiny")
+            with subtests.test(path=path):
+                status, headers, body = await asked(house.url, "GET", path)
+                head = await asked(house.url, "HEAD", path)
+
+                assert int(headers["content-length"]) == len(body)
+                if path == "/metrics":  # whose numbers change
+                    assert head[1].pop("content-length").isdecimal()
+                    del headers["content-length"]
+                assert head == (status, headers, b"")
+
+
+async def test_a_connection_goes_on_behind_a_head(open_house: Any) -> None:
+    head = b"HEAD /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    last = b"GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+    async with open_house() as house:
+        first, _, rest = (await exchange(house.url, head * 2 + last)).partition(b"\r\n\r\n")
+        second, _, rest = rest.partition(b"\r\n\r\n")
+        logged = [line["method"] for line in house.logs if line["event"] == "request.finished"]
+
+    assert first.startswith(b"HTTP/1.1 200")
+    assert second.startswith(b"HTTP/1.1 200")
+    assert [json.loads(answer.body) for answer in answers(rest)] == [{"status": "ok"}]
+    assert logged == ["HEAD", "HEAD", "GET"]
+
+
+async def test_a_head_needs_what_get_needs(open_house: Any) -> None:
+    async with open_house(api_key="k") as house:
+        without = await asked(house.url, "HEAD", "/v1/models")
+        with_key = await asked(house.url, "HEAD", "/v1/models", "authorization: Bearer k\r\n")
+
+    assert (without[0], without[1]["www-authenticate"], without[2]) == (401, "Bearer", b"")
+    assert with_key[0] == 200
+
+
+@pytest.mark.parametrize("method", ["HEAD", "GET", "PUT", "OPTIONS", "TRACE", "PATCH"])
+async def test_other_methods_are_told_which_there_are(
+    open_house: Any, subtests: Any, method: str
+) -> None:
+    async with open_house() as house:
+        for path in POST:
+            with subtests.test(path=path):
+                status, headers, body = await asked(
+                    house.url, method, path.replace("{", "").replace("}", "")
+                )
+
+                assert (status, headers["allow"]) == (405, "POST")
+                assert bool(body) == (method != "HEAD")
+        refused = await house.client.post("/v1/models")
+        files = await house.client.put("/v1/files/a")
+
+    assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD")
+    assert files.headers["allow"] == "DELETE, GET, HEAD"
+
+
+@pytest.mark.parametrize("coding", ["gzip", "GZip", "deflate", "br", "zstd", "gzip, identity", "x"])
+async def test_a_compressed_body_is_refused_and_told_what_is_taken(
+    open_house: Any, scripts: Any, coding: str
+) -> None:
+    headers = {"content-type": "application/json", "content-encoding": coding}
+    form = {"files": {"file": ("a.jsonl", b"{}\n")}, "data": {"purpose": "batch"}}
+    async with open_house(scripts.says("yes")) as house:
+        for path in ("/v1/completions", "/v1/chat/completions", "/tokenize"):
+            answer = await house.client.post(path, content=gzip.compress(BODY), headers=headers)
+
+            assert answer.status_code == 415
+            assert answer.headers["accept-encoding"] == "identity"
+            assert answer.json()["error"]["code"] == "unsupported_content_encoding"
+        upload = await house.client.post("/v1/files", headers={"content-encoding": coding}, **form)
+        raw = await exchange(
+            house.url, plain(ASKS + b"connection: close\r\ncontent-encoding: identity\r\n")
+        )
+
+    assert upload.status_code == 415
+    assert answers(raw)[0].status == 200
