@@ -1,4 +1,4 @@
-"""Pages that list every setting and every metric, made from the services themselves.
+"""Pages that list every setting, metric and field of requests, made from the services themselves.
 
 ``make reference`` runs it; a test holds that the committed pages are what it makes.
 """
@@ -8,6 +8,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+from docs.reference.request_fields import request_fields_page
 from moesaic.settings import ServiceSettings
 from moesaic.usage.flags import Flag, flags_of
 
@@ -118,9 +119,10 @@ def _cell(text: str) -> str:
 
 
 def main() -> None:
-    """Write both pages beside this file."""
+    """Write the pages beside this file."""
     (HERE / "settings.md").write_text(settings_page(), encoding="utf-8")
     (HERE / "metrics.md").write_text(metrics_page(), encoding="utf-8")
+    (HERE / "request-fields.md").write_text(request_fields_page(MADE), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from docs.reference import generate
+from moesaic.services.gateway.app import body_types
+from moesaic.services.gateway.fields.known import REFUSED
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -42,6 +44,15 @@ def test_every_setting_is_on_the_page_of_settings() -> None:
 
 def test_every_metric_is_on_the_page_of_metrics() -> None:
     assert (generate.HERE / "metrics.md").read_text(encoding="utf-8") == generate.metrics_page()
+
+
+def test_every_field_of_requests_is_on_the_page_of_fields() -> None:
+    page = (generate.HERE / "request-fields.md").read_text(encoding="utf-8")
+
+    assert page == generate.request_fields_page(generate.MADE)
+    told = [kind.model_fields.keys() for _, kind in body_types()]
+    for name in (*REFUSED, *(name for names in told for name in names)):
+        assert f"| `{name}` |" in page or f"| `{name.rstrip('_')}` |" in page
 
 
 def test_each_path_is_told_in_fifteen_files_at_most() -> None:

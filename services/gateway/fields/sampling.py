@@ -101,7 +101,12 @@ class SamplingWire(LengthWire):
     bad_words: list[Annotated[str, Field(min_length=1, max_length=1024)]] | None = Field(
         None, max_length=MAX_BAD_WORDS
     )
-    seed: int | None = Field(None, ge=-INT64, lt=INT64)
+    seed: int | None = Field(
+        None,
+        ge=-INT64,
+        lt=INT64,
+        description="of the first answer, the next one's is one more; default: random",
+    )
 
     def sampling(
         self, seed: int, bad_words: Sequence[Word], defaults: "SamplingWire | None" = None
