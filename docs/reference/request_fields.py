@@ -150,8 +150,8 @@ def _refused(bodies: Mapping[str, type[BaseModel]]) -> Iterator[str]:
         "## Refused",
         "",
         "Routes that take a field are named beside it; all others refuse it.",
-        "",
     )
+    yield from ("`best_of` may be the same as `n`.", "")
     yield from _refusals(
         (name, refusal, [path for path, kind in bodies.items() if name in kind.model_fields])
         for name, refusal in sorted(REFUSED.items())
