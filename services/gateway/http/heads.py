@@ -8,7 +8,7 @@ from moesaic.services.gateway.http.problems import HttpProblem, problem
 Header = tuple[bytes, bytes]  # the name in lower case, the value
 
 VERSIONS = ("1.0", "1.1")
-_AUTHORITY = re.compile(rb"(?:\[[\w:.%~-]+\]|[\w.~!$&'()*+,;=%-]*)(?::\d*)?", re.ASCII)
+_AUTHORITY = re.compile(rb"(?:\[[\w:.%~-]+\]|[\w.~!$&'()*+,;=%-]+)(?::\d*)?", re.ASCII)
 _ABSOLUTE = re.compile(rb"https?://([^/?#]*)([^#]*).*", re.IGNORECASE | re.DOTALL)
 
 
@@ -44,7 +44,7 @@ def _fault_of_host(version: str, target: bytes, headers: Sequence[Header]) -> Ht
         return _invalid("the header host is missing")
     if not all(_AUTHORITY.fullmatch(host) for host in hosts):
         return _invalid("the header host is no host, with or without a port")
-    if named is not None and (not named or not _AUTHORITY.fullmatch(named)):
+    if named is not None and not _AUTHORITY.fullmatch(named):
         return _invalid("the target of the request names no host")
     if not path.startswith(b"/"):
         return _invalid("the target of the request must be a path, or an address with http")
