@@ -124,13 +124,14 @@ class Entry:
                 allowed = ", ".join(sorted(tenant.scopes))
                 message = f"this needs an API key that allows {needed}; yours allows {allowed}"
                 return problem(403, "insufficient_scope", message)
-        coding = headers.get("content-encoding", "identity")
-        if coding.strip().lower() not in ("", "identity"):
+        length = headers.get("content-length", "0")
+        coding = ",".join(headers.getlist("content-encoding"))
+        is_coded = any(one.strip().lower() not in ("", "identity") for one in coding.split(","))
+        if is_coded and (length != "0" or "transfer-encoding" in headers):
             what = f"the body must come as it is, not with content-encoding {coding[:40]}"
             refused = problem(415, "unsupported_content_encoding", what)
             refused.others = {"accept-encoding": "identity"}
             return refused
-        length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > max_body_bytes:
             return problem(413, "request_too_large", _too_large(max_body_bytes))
         return _limited(record, tenant)

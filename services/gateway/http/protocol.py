@@ -125,6 +125,7 @@ class BoundedHttp(HttpToolsProtocol):
         before, in_message, body_bytes = self._num_messages, self._in_message, self._body_bytes
         self._packet = data
         super().data_received(data)
+        self._packet = b""
         if self._refusal is not None or self.transport.is_closing():
             return
         if in_message and before != self._num_messages:

@@ -144,19 +144,18 @@ REFUSED: dict[str, tuple[bytes, int]] = {
 }
 
 
-@pytest.mark.parametrize(("sent", "status"), REFUSED.values(), ids=REFUSED)
 async def test_a_message_that_is_wrong_gets_an_answer_and_ends_the_connection(
-    house: Any, sent: bytes, status: int
+    house: Any, subtests: Any
 ) -> None:
-    [answer] = answers(await exchange(house.url, sent))
+    for name, (sent, status) in REFUSED.items():
+        with subtests.test(name):
+            [answer] = answers(await exchange(house.url, sent))
 
-    assert answer.status == status
-    assert answer.headers["connection"] == "close"
-    assert "date" in answer.headers
-    assert (answer.error["type"], bool(answer.error["message"])) == (
-        "invalid_request_error" if status < 500 else "server_error",
-        True,
-    )
+            assert answer.status == status
+            assert answer.headers["connection"] == "close"
+            assert "date" in answer.headers
+            kind = "invalid_request_error" if status < 500 else "server_error"
+            assert (answer.error["type"], bool(answer.error["message"])) == (kind, True)
     assert not house.workers[0].submits
 
 
@@ -193,15 +192,14 @@ TARGETS = [
 ]
 
 
-@pytest.mark.parametrize(("target", "host", "status"), TARGETS)
-async def test_an_absolute_target_names_the_host(
-    house: Any, target: bytes, host: bytes, status: int
-) -> None:
-    sent = b"GET %b HTTP/1.1\r\nhost: %b\r\nconnection: close\r\n\r\n" % (target, host)
+async def test_an_absolute_target_names_the_host(house: Any, subtests: Any) -> None:
+    for target, host, status in TARGETS:
+        with subtests.test(target):
+            head = b"GET %b HTTP/1.1\r\nhost: %b\r\nconnection: close\r\n\r\n" % (target, host)
 
-    [answer] = answers(await exchange(house.url, sent))
+            [answer] = answers(await exchange(house.url, head))
 
-    assert answer.status == status
+            assert answer.status == status
 
 
 def test_targets_are_taken_apart() -> None:
