@@ -130,6 +130,36 @@ async def test_a_head_that_does_not_come_is_not_waited_for(
         assert await client.ended()
 
 
+async def test_a_head_that_does_not_come_behind_a_request_costs_no_answer(
+    open_house: Any, scripts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, goes_on, given_up = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    usual = http_protocol.BoundedHttp._give_up
+
+    def give_up(connection: Any) -> None:
+        usual(connection)
+        given_up.set()
+
+    async def script(submit: Any, emit: Any) -> None:
+        begun.set()
+        await goes_on.wait()
+        await scripts.says("yes")(submit, emit)
+
+    monkeypatch.setattr(http_protocol.BoundedHttp, "_give_up", give_up)
+    async with open_house(script) as house:
+        client, body = await Client.to(house.url), b'{"prompt": "a", "max_tokens": 4}'
+        await client.send(POST + b"content-length: %d\r\n\r\n%b" % (len(body), body))
+        await begun.wait()
+        monkeypatch.setattr(http_protocol, "HEAD_S", 0.05)
+        await client.send(b"GET /")
+        await given_up.wait()
+        goes_on.set()
+
+        assert (await client.answer())[0] == 200
+        assert (await client.answer())[0] == 408
+        assert await client.ended()
+
+
 async def test_a_connection_serves_one_request_after_another(stage: Any) -> None:
     client = await Client.to(stage.url)
 

@@ -157,6 +157,22 @@ async def test_a_message_that_is_wrong_gets_an_answer_and_ends_the_connection(
             kind = "invalid_request_error" if status < 500 else "server_error"
             assert (answer.error["type"], bool(answer.error["message"])) == (kind, True)
     assert not house.workers[0].submits
+    assert not [line for line in house.logs if line["log_level"] == "error"]
+
+
+async def test_an_upload_that_breaks_its_chunks_is_refused_like_any_body(
+    open_house: Any, tmp_path: Any
+) -> None:
+    form = b"content-type: multipart/form-data; boundary=a\r\ntransfer-encoding: chunked\r\n\r\n"
+    part = b'--a\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    begun = b"POST /v1/files HTTP/1.1\r\nhost: localhost\r\n" + form
+    async with open_house(files_dir=str(tmp_path)) as house:
+        sent = begun + b"%x\r\n%b\r\n" % (len(part), part), b"zz\r\n"
+        [answer] = answers(await exchange(house.url, *sent))
+        files = (await house.client.get("/v1/files")).json()["data"]
+
+    assert (answer.status, files) == (400, [])
+    assert not [line for line in house.logs if line["log_level"] == "error"]
 
 
 @pytest.mark.parametrize(
