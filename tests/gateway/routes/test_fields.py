@@ -2,12 +2,15 @@
 
 import json
 import re
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai.types import completion_create_params as params
+from openai.types.chat import completion_create_params as chat_params
 from pydantic import BaseModel, ValidationError
+from transformers import GenerationConfig
 
 from moesaic.errors import InvalidInput
 from moesaic.services.gateway.fields.classifying import ClassifyWire
@@ -107,6 +110,37 @@ async def test_what_has_no_effect_is_taken_and_named_where_it_was_meant_to_have_
 
                 assert chat.status_code == 200, chat.text
                 assert chat.headers.get("x-moesaic-ignored", "") == named
+
+
+# What of the fields that others define changes no answer here: caches, speed, keeping, and what goes with fields that
+# are refused.
+WITHOUT_EFFECT = {
+    *("metadata", "prediction", "safety_identifier", "service_tier", "store"),
+    *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+    *("assistant_confidence_threshold", "assistant_early_exit", "assistant_ensemble_weight"),
+    *("assistant_lookbehind", "is_assistant", "num_assistant_tokens", "target_lookbehind"),
+    *("num_assistant_tokens_schedule", "max_matching_ngram_size", "prompt_lookup_num_tokens"),
+    *("speculation_type", "use_mtp", "cache_config", "cache_implementation", "compile_config"),
+    *("continuous_batching_config", "disable_compile", "low_memory", "max_cache_len"),
+    *("prefill_chunk_size", "use_cache", "bos_token_id", "decoder_start_token_id", "pad_token_id"),
+    *("diversity_penalty", "early_stopping", "length_penalty"),
+    *("remove_invalid_values", "renormalize_logits", "return_dict_in_generate"),
+    "transformers_version",
+}
+
+
+def test_every_field_of_the_client_of_openai_has_its_place() -> None:
+    for kind, wire in (
+        (chat_params.CompletionCreateParamsNonStreaming, ChatWire),
+        (params.CompletionCreateParamsNonStreaming, CompletionWire),
+    ):
+        fields = get_type_hints(kind).keys()
+        assert fields - wire.model_fields.keys() - REFUSED.keys() <= WITHOUT_EFFECT
+
+
+def test_every_field_of_generation_in_transformers_has_its_place() -> None:
+    fields = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
+    assert fields - ChatWire.model_fields.keys() - REFUSED.keys() <= WITHOUT_EFFECT
 
 
 @pytest.mark.parametrize(
