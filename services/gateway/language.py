@@ -22,11 +22,12 @@ from moesaic.models.configuration.config import ModelConfig, load_config
 from moesaic.models.configuration.context import with_context
 from moesaic.models.configuration.fields import Fields, read_json, read_text
 from moesaic.models.configuration.strict_json import shown
+from moesaic.models.configuration.tokenizer_files import read_special_tokens
 from moesaic.models.text.chat import TEMPLATE_KWARGS, ChatTemplate, with_texts
 from moesaic.models.text.dialects.detection import ReasoningParser, ToolCallParser, dialect_of
 from moesaic.models.text.dialects.dialect import Dialect
 from moesaic.models.text.dialects.thinking import Opened
-from moesaic.models.text.tokenizer import StreamDecoder, TextTooLong, Tokenizer, read_special_tokens
+from moesaic.models.text.tokenizer import StreamDecoder, TextTooLong, Tokenizer
 
 T = TypeVar("T")
 

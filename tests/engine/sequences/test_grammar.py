@@ -369,3 +369,37 @@ def test_what_is_kept_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> No
 
     assert ("regex", "a{5}") not in tried
     assert 1 <= len(tried) <= 3
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"tokenizer_config.json": {"eos_token": "travel"}},
+        {"special_tokens_map.json": {"eos_token": {"content": "travel", "lstrip": False}}},
+        {"generation_config.json": {"eos_token_id": [2, "travel"]}},
+    ],
+)
+def test_every_end_token_ends_a_form_and_none_stands_within_it(
+    tmp_path: Path, files: dict[str, Any]
+) -> None:
+    word = Tokenizer.load(DIRECTORY).token_to_id("travel")
+    assert word is not None
+    named = json.dumps(files).replace('[2, "travel"]', f"[2, {word}]")
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(DIRECTORY / name, tmp_path)
+    for name, content in json.loads(named).items():
+        (tmp_path / name).write_text(json.dumps(content))
+    config = load_config(tmp_path)
+    assert word in config.eos_token_ids
+    compiler = GrammarCompiler(tmp_path, config.vocab_size, config.eos_token_ids)
+    matcher = compiler.compile("json_schema", '{"type": "string"}', "guided").matcher()
+    quote = Tokenizer.load(tmp_path).encode('"', add_special_tokens=False)
+
+    def may_come() -> set[int]:
+        mask = matcher.mask()
+        return {i for i in (*config.eos_token_ids, *quote) if mask[i // 8] >> i % 8 & 1}
+
+    matcher.follow(quote)
+    assert may_come() == set(quote)
+    matcher.follow(quote * 2)
+    assert may_come() == set(config.eos_token_ids)

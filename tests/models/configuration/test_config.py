@@ -1,6 +1,5 @@
 """Reading ``config.json``: the published spellings, and complaints that name the field."""
 
-import json
 import math
 import subprocess
 import sys
@@ -160,13 +159,6 @@ def test_qwen_layers_are_dense_where_the_config_says(
 
     assert config.moe_layers == moe_layers
     assert config.dense_size == 6144
-
-
-def test_generation_config_has_the_last_word_on_end_tokens(write_config: WriteConfig) -> None:
-    directory = write_config(QWEN3)
-    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
-
-    assert load_config(directory).eos_token_ids == (7, 9)
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moesaic.errors import CheckpointError
 from moesaic.helper.helper import Helper
 from moesaic.helper.limits import Limits, TooMuch
 from moesaic.helper.serving import memory_bytes, serve
+from moesaic.models.configuration.tokenizer_files import TokenizerFiles
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -30,11 +32,11 @@ class GrammarTrial:
     """Tries grammars, ``most`` at a time. Safe to use from several threads."""
 
     def __init__(
-        self, tokenizer_path: Path, vocab_size: int, eos_token_ids: Sequence[int], *, most: int = 1
+        self, directory: Path, vocab_size: int, eos_token_ids: Sequence[int], *, most: int = 1
     ) -> None:
         """Nothing is started before the first grammar."""
         numbers = [str(number) for number in (vocab_size, *eos_token_ids)]
-        self._helper = Helper(__name__, [str(tokenizer_path), *numbers], LIMITS, most=most)
+        self._helper = Helper(__name__, [str(directory), *numbers], LIMITS, most=most)
 
     def try_out(self, kind: str, text: str) -> int:
         """Have a grammar compiled and followed for some tokens.
@@ -80,15 +82,23 @@ def reason(message: str) -> str:
     return next(named, lines[0])[:MAX_TOLD]
 
 
-def load_tokenizer(path: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> "LLTokenizer":
-    """Load a model's tokenizer for ``llguidance``.
+def load_tokenizer(directory: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> "LLTokenizer":
+    """Load a model's tokenizer for ``llguidance``, with end tokens that no text can hold.
 
     Raises:
-        ValueError: the file cannot be read.
+        ValueError: the files cannot be read, or the tokenizer has none of the end tokens.
     """
     from llguidance import LLTokenizer
 
-    return LLTokenizer(str(path), n_vocab=vocab_size, eos_token=list(eos_token_ids))
+    try:
+        files = TokenizerFiles.read(directory)
+        known = set(files.ids().values())
+        ends = [token_id for token_id in eos_token_ids if token_id in known]
+        if not ends:
+            raise ValueError(f"the tokenizer has none of the end tokens {[*eos_token_ids]}")
+        return LLTokenizer(files.united(vocab_size, ends), n_vocab=vocab_size, eos_token=ends)
+    except CheckpointError as error:
+        raise ValueError(str(error)) from error
 
 
 def _follow(matcher: "LLMatcher") -> None:
@@ -107,10 +117,10 @@ def _follow(matcher: "LLMatcher") -> None:
         matcher.consume_token(at * 8 + (mask[at] & -mask[at]).bit_length() - 1)
 
 
-def _main(path: str, vocab_size: str, *eos_token_ids: str) -> None:
+def _main(directory: str, vocab_size: str, *eos_token_ids: str) -> None:
     import llguidance  # noqa: F401  # now, not within the limits of a question
 
-    tokenizer = load_tokenizer(Path(path), int(vocab_size), [int(i) for i in eos_token_ids])
+    tokenizer = load_tokenizer(Path(directory), int(vocab_size), [int(i) for i in eos_token_ids])
 
     def answer(question: Any) -> dict[str, Any]:
         kind, text = question

@@ -16,6 +16,7 @@ from moesaic.models.configuration.architecture import (
     Rope,
     Yarn,
 )
+from moesaic.models.configuration.end_tokens import read_end_tokens
 from moesaic.models.configuration.families import FAMILIES
 from moesaic.models.configuration.fields import Fields, read_json
 from moesaic.models.configuration.rope_fields import read_rope
@@ -33,7 +34,7 @@ __all__ = [
 
 
 def load_config(directory: Path) -> ModelConfig:
-    """Read the model directory's ``config.json`` and ``generation_config.json``, and no weights.
+    """Read the model directory's ``config.json``, ``generation_config.json`` and end tokens, and no weights.
 
     Raises:
         CheckpointError: not a directory, no ``config.json``, or a field that is missing, invalid,
@@ -47,10 +48,10 @@ def load_config(directory: Path) -> ModelConfig:
     files = [path for path in (directory / "config.json", generation) if path.exists()]
     fields = Fields("config.json", read_json(directory / "config.json"))
     ends = Fields(generation.name, read_json(generation) if generation in files else {})
-    return _read(fields, ends, _digest_of(files))
+    return _read(directory, fields, ends, _digest_of(files))
 
 
-def _read(fields: Fields, generation: Fields, config_digest: str) -> ModelConfig:
+def _read(directory: Path, fields: Fields, generation: Fields, config_digest: str) -> ModelConfig:
     model_type = fields.choice("model_type", tuple(FAMILIES))
     family = FAMILIES[model_type]
     fields = fields.filled(family.defaults, {"dtype": "torch_dtype", **family.spellings})
@@ -64,13 +65,13 @@ def _read(fields: Fields, generation: Fields, config_digest: str) -> ModelConfig
         )
     weight_format = read_weight_format(fields)
     rope = read_rope(fields, latent=isinstance(attention, LatentAttention))
-    ends = generation if generation.has("eos_token_id") else fields
+    vocab_size = fields.size("vocab_size")
     # What is added to the residual stream counts as often if the stream is divided instead, from the
     # embedding on; its norms then need a smaller epsilon.
     added = parts.residual_multiplier
     return ModelConfig(
         family=model_type,
-        vocab_size=fields.size("vocab_size"),
+        vocab_size=vocab_size,
         hidden_size=fields.size("hidden_size"),
         num_layers=fields.size("num_hidden_layers"),
         max_positions=fields.size("max_position_embeddings"),
@@ -81,7 +82,7 @@ def _read(fields: Fields, generation: Fields, config_digest: str) -> ModelConfig
         moe=parts.moe,
         moe_layers=parts.moe_layers,
         dense_size=parts.dense_size,
-        eos_token_ids=ends.sizes("eos_token_id"),
+        eos_token_ids=read_end_tokens(directory, fields, generation, vocab_size),
         dtype=_read_dtype(fields, weight_format),
         config_digest=config_digest,
         weight_format=weight_format,

@@ -14,9 +14,9 @@ from moesaic.errors import CheckpointError, InvalidInput
 from moesaic.helper.helper import Helper
 from moesaic.helper.limits import TooMuch
 from moesaic.models.configuration.fields import read_json, read_text
+from moesaic.models.configuration.tokenizer_files import read_special_tokens
 from moesaic.models.text.call_messages import CALL_FORMS, CallMessages
 from moesaic.models.text.rendering import LIMITS, MAX_HELD
-from moesaic.models.text.tokenizer import read_special_tokens
 
 TEMPLATE_KWARGS = frozenset(
     {"enable_thinking", "thinking", "reasoning_effort", "tools", "documents"}

@@ -2,21 +2,24 @@
 
 import functools
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 
 from moesaic.errors import CheckpointError, MoesaicError
-from moesaic.models.configuration.fields import read_json
 from moesaic.models.configuration.strict_json import parse_object
+from moesaic.models.configuration.tokenizer_files import TokenizerFiles
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # A character that Unicode keeps for use within a process: in no text that is sent from one to another.
 _SEAM = "\ufdd0"
 _ROLE_TOKEN = re.compile(r"<[|\uff5c].+[|\uff5c]>")  # as families write them, special or not
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+# As ``transformers`` has it, for ``clean_up_tokenization_spaces``.
+_SPACED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
+_CLEAN = tuple((spaced, spaced.strip()) for spaced in _SPACED)
+_LONGEST_SPACED = max(map(len, _SPACED))
 
 
 class TextTooLong(MoesaicError):
@@ -44,19 +47,40 @@ class Tokenizer:
             other added tokens, such as ``</think>``, are markup, which templates look for in messages.
     """
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, special: dict[str, str]) -> None:
-        """Take the parts; ``load`` reads them. ``special`` has the texts of ``eos_token`` and the like."""
+    def __init__(
+        self,
+        tokenizer: tokenizers.Tokenizer,
+        special: Mapping[str, str],
+        added: Sequence[tokenizers.AddedToken] = (),
+        *,
+        cleans_up_spaces: bool = False,
+    ) -> None:
+        """Take the parts, which ``load`` reads.
+
+        Args:
+            tokenizer: of ``tokenizer.json``.
+            special: the texts of ``eos_token`` and the like.
+            added: tokens that other files add, or give other flags.
+            cleans_up_spaces: decoded texts lose the spaces before full stops and the like, but for those of BPE.
+        """
         self._tokenizer = tokenizer
+        self.cleans_up_spaces = cleans_up_spaces and not isinstance(
+            tokenizer.model, tokenizers.models.BPE
+        )
+        # The library skips a token that once was special, whatever a later file says.
+        before = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+        tokenizer.add_tokens(list(added))
         self.eos_token, self.bos_token, self.pad_token = (
             special.get(name) for name in ("eos_token", "bos_token", "pad_token")
         )
-        added = tokenizer.get_added_tokens_decoder()
-        self.added_ids = {token.content: i for i, token in added.items()}
-        self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
+        every = tokenizer.get_added_tokens_decoder()
+        self.added_ids = {token.content: i for i, token in every.items()}
+        now = (i for i, token in every.items() if token.special)
+        self.special_token_ids = frozenset(now) | before
         self.controls = frozenset(
             token.content
-            for token in added.values()
-            if token.special or _ROLE_TOKEN.fullmatch(token.content)
+            for i, token in every.items()
+            if i in self.special_token_ids or _ROLE_TOKEN.fullmatch(token.content)
         )
         self._openings: dict[str, list[str]] = {}  # controls by their first two characters
         for control in sorted(self.controls):
@@ -65,7 +89,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path) -> "Tokenizer":
-        """Read ``tokenizer.json`` and, where there is one, ``tokenizer_config.json``.
+        """Read ``tokenizer.json`` and the files beside it, as ``transformers`` does.
 
         Raises:
             CheckpointError: no ``tokenizer.json``, or one of the files is invalid.
@@ -77,14 +101,18 @@ class Tokenizer:
             raw = path.read_bytes()
         except OSError as error:
             raise CheckpointError.unreadable(path.name, error) from error
-        parse_object(raw, path.name)  # the library takes the last of two tokens of one text
+        # strictly: the library takes the last of two tokens of one text
+        base = parse_object(raw, path.name)
         try:
             tokenizer = tokenizers.Tokenizer.from_buffer(raw)
         except Exception as error:  # the library raises plain Exception
             raise CheckpointError(path.name, f"is not a valid tokenizer: {error}") from error
         tokenizer.no_padding()  # files may keep what training used
         tokenizer.no_truncation()
-        return cls(tokenizer, read_special_tokens(directory))
+        files = TokenizerFiles.read(directory, base)
+        tokenizer.encode_special_tokens = files.split_special_tokens
+        added = [tokenizers.AddedToken(token.content, **token.flags) for token in files.added]
+        return cls(tokenizer, files.named, added, cleans_up_spaces=files.cleans_up_spaces)
 
     @property
     def vocab_size(self) -> int:
@@ -168,12 +196,13 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Decode ``token_ids``; ids outside the vocabulary have no text."""
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
+        text = str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
+        return self._cleaned(text)
 
     def decode_long(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Decode as ``decode`` does; it takes longer, but without the GIL."""
         many = self._tokenizer.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
-        return str(many[0])
+        return self._cleaned(str(many[0]))
 
     @functools.cache  # noqa: B019  # as long as the process; there are no more entries than tokens
     def token_text(self, token_id: int) -> str:
@@ -189,6 +218,12 @@ class Tokenizer:
         """The vocabulary's spelling of one token."""
         token: str | None = self._tokenizer.id_to_token(token_id)
         return token
+
+    def _cleaned(self, text: str) -> str:
+        if self.cleans_up_spaces:
+            for spaced, clean in _CLEAN:
+                text = text.replace(spaced, clean)
+        return text
 
     def _id_of(self, token: str | None) -> int | None:
         return None if token is None else self.token_to_id(token)
@@ -229,6 +264,7 @@ class StreamDecoder:
             text.endswith(_REPLACEMENT)
             or self._in_byte_run()
             or not text.startswith(self._shown_text)
+            or (self._tokenizer.cleans_up_spaces and " " in text[1 - _LONGEST_SPACED :])
         ):
             return ""
         return self._show(text)
@@ -263,25 +299,3 @@ class StreamDecoder:
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return self._tokenizer.decode(token_ids, self._skip_special_tokens)
-
-
-def read_special_tokens(directory: Path) -> dict[str, str]:
-    """Read the texts of ``bos_token``, ``eos_token`` and the like in ``tokenizer_config.json``, if any.
-
-    Raises:
-        CheckpointError: the file is not valid JSON.
-    """
-    path = directory / "tokenizer_config.json"
-    config = read_json(path) if path.is_file() else {}
-    return {
-        name: text
-        for name, value in config.items()
-        if name.endswith("_token") and (text := _token_text(value)) is not None
-    }
-
-
-def _token_text(value: Any) -> str | None:
-    text = (
-        value.get("content") if isinstance(value, dict) else value
-    )  # older files keep flags beside it
-    return text if isinstance(text, str) else None

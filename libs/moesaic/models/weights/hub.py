@@ -29,6 +29,8 @@ SMALL_FILES = (
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
     "chat_template.jinja",
     "moesaic.json",
     INDEX_FILE,

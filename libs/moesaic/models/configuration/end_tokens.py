@@ -1,0 +1,45 @@
+"""The tokens that end an answer, as the files of a model name them. Needs no torch."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import structlog
+
+from moesaic.models.configuration.fields import Fields
+from moesaic.models.configuration.tokenizer_files import CONFIG, TokenizerFiles
+
+log = structlog.get_logger()
+
+_FIELD = "eos_token_id"
+
+
+def read_end_tokens(
+    directory: Path, config: Fields, generation: Fields, vocab_size: int
+) -> tuple[int, ...]:
+    """Unite the end tokens of ``config.json``, of ``generation_config.json`` and of the tokenizer.
+
+    A token beyond the vocabulary cannot come, so it is left out with a warning. The default of a family counts only if
+    no file names a token.
+
+    Raises:
+        CheckpointError: a file is not valid.
+    """
+    found: dict[int, None] = {}
+    for file, token_id in _named(directory, config, generation):
+        if token_id < vocab_size:
+            found[token_id] = None
+        else:
+            log.warning(
+                "end_token.beyond_vocabulary", file=file, token_id=token_id, vocab_size=vocab_size
+            )
+    default = () if found else config.sizes(_FIELD)
+    return tuple(found) or tuple(token_id for token_id in default if token_id < vocab_size)
+
+
+def _named(directory: Path, config: Fields, generation: Fields) -> Iterator[tuple[str, int]]:
+    for file, fields in (("generation_config.json", generation), ("config.json", config)):
+        if fields.gives(_FIELD):
+            yield from ((file, token_id) for token_id in fields.sizes(_FIELD))
+    files = TokenizerFiles.read(directory)
+    if files.base and (text := files.named.get("eos_token")) is not None:
+        yield CONFIG, files.ids()[text]
