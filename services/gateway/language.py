@@ -27,6 +27,7 @@ from moesaic.models.text.chat import TEMPLATE_KWARGS, ChatTemplate, with_texts
 from moesaic.models.text.dialects.detection import ReasoningParser, ToolCallParser, dialect_of
 from moesaic.models.text.dialects.dialect import Dialect
 from moesaic.models.text.dialects.thinking import Opened
+from moesaic.models.text.spelling import SpelledPrompt, Spelling
 from moesaic.models.text.tokenizer import StreamDecoder, TextTooLong, Tokenizer
 
 T = TypeVar("T")
@@ -71,6 +72,7 @@ class Language:
         self.directory = directory
         self.config: ModelConfig = with_context(load_config(directory), max_model_len)
         self.tokenizer = Tokenizer.load(directory)
+        self.spelling = Spelling(self.tokenizer)
         self._no_template: InvalidInput | None = None
         self._template: ChatTemplate | None = None
         try:
@@ -216,13 +218,17 @@ class Language:
         """Make a decoder for one answer, which keeps the special tokens with some texts."""
         return StreamDecoder(self.tokenizer, skip_special_tokens, kept)
 
+    def spelled_prompt(
+        self, token_ids: Sequence[int], text: str | None = None, *, framed: bool = False
+    ) -> SpelledPrompt:
+        """Begin to spell the tokens of a prompt; without its ``text``, as they decode."""
+        if text is None:
+            text = self.tokenizer.decode_long(token_ids, skip_special_tokens=False)
+        return SpelledPrompt(self.spelling, token_ids, text, framed=framed)
+
     def marker_id(self, text: str) -> int | None:
         """Look up the added token that a text is by itself."""
         return self.tokenizer.added_ids.get(text)
-
-    def token_text(self, token_id: int) -> str:
-        """Decode one token on its own."""
-        return self.tokenizer.token_text(token_id)
 
     def close(self) -> None:
         """Let the threads go."""

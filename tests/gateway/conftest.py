@@ -315,6 +315,9 @@ class Scripts:
     def ids(self, text: str) -> list[int]:
         return self.language.tokenizer.encode(text, add_special_tokens=False)
 
+    def text(self, token_id: int) -> str:
+        return self.language.tokenizer.decode([token_id], skip_special_tokens=False)
+
     def says(self, text: str, *, gap_s: float = 0.0, stop: bool = True) -> Script:
         """Say a text, one token a message, from wherever the prompt already goes on."""
         token_ids = self.ids(text)

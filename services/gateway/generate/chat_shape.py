@@ -1,15 +1,16 @@
 """Choices of ``/v1/chat/completions``, whole and in chunks."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
 
 from moesaic.models.text.dialects.reader import Part
+from moesaic.models.text.spelling import SpelledText
 from moesaic.services.gateway.fields.generating import ChatWire
 from moesaic.services.gateway.generate.choices import Piece
 from moesaic.services.gateway.generate.deliver import Choices, ids_if
 from moesaic.services.gateway.generate.speech import Speech
+from moesaic.services.gateway.language import Language
 from moesaic.services.gateway.replies.generating import (
     CalledFunctionReply,
     ChatChoice,
@@ -22,7 +23,7 @@ from moesaic.services.gateway.replies.generating import (
     ToolCall,
     ToolCallDelta,
 )
-from moesaic.services.gateway.replies.logprobs import chat_logprobs
+from moesaic.services.gateway.replies.logprobs import TokenNames, chat_logprobs
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,10 @@ class ChatShape:
     """Assistant's turns."""
 
     body: ChatWire
-    text_of: Callable[[int], str]
+    language: Language
     speech: Speech
     num_calls: dict[int, int] = field(default_factory=dict)  # of each choice, as far as it was told
+    begun: dict[int, SpelledText] = field(default_factory=dict)  # the text of each choice
     whole_type = ChatCompletion
     chunk_type = ChatCompletionChunk
 
@@ -124,4 +126,13 @@ class ChatShape:
     def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
         if not self.body.logprobs:
             return None
-        return chat_logprobs(piece.token_ids, piece.logprobs, self.text_of)
+        if piece.index not in self.begun:
+            skips, kept = self.body.skip_special_tokens, self.speech.markers
+            decoder = self.language.decoder(skip_special_tokens=skips, kept=kept)
+            self.begun[piece.index] = SpelledText(self.language.spelling, decoder)
+        return chat_logprobs(piece.token_ids, piece.logprobs, self.names, self.begun[piece.index])
+
+    @property
+    def names(self) -> TokenNames:
+        """The names of tokens."""
+        return TokenNames(self.language.spelling, as_ids=self.body.return_tokens_as_token_ids)

@@ -1,17 +1,20 @@
 """Choices of ``/v1/completions``, whole and in chunks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from moesaic.models.text.spelling import SpelledPrompt, SpelledText
 from moesaic.services.gateway.fields.generating import CompletionWire
 from moesaic.services.gateway.generate.choices import Piece
 from moesaic.services.gateway.generate.deliver import Choices, ids_if
+from moesaic.services.gateway.language import Language
 from moesaic.services.gateway.replies.generating import (
     Completion,
     CompletionChoice,
     CompletionLogprobs,
 )
 from moesaic.services.gateway.replies.logprobs import (
+    TokenNames,
     completion_logprobs,
     echoed_logprobs,
     prompt_logprobs,
@@ -26,8 +29,8 @@ class CompletionShape:
     body: CompletionWire
     runs: Sequence[Run]
     echoes: list[str] | None
-    text_of: Callable[[int], str]
-    begun: dict[int, int] = field(default_factory=dict)  # of each choice, where the next token is
+    language: Language
+    begun: dict[int, SpelledText] = field(default_factory=dict)  # the text of each choice
     whole_type = Completion
     chunk_type = Completion
 
@@ -47,7 +50,8 @@ class CompletionShape:
         """A piece of a choice; the first one begins with the prompt, if it is to be echoed."""
         first = piece.index not in self.begun
         echo = self.echoes[piece.index // self.body.n] if first and self.echoes else ""
-        self.begun.setdefault(piece.index, len(echo))
+        if first:
+            self.begun[piece.index] = self._text(len(echo))
         choice = CompletionChoice(
             index=piece.index,
             text=echo + piece.text,
@@ -61,25 +65,47 @@ class CompletionShape:
             choice.prompt_token_ids = list(run.prompt)
         if self.body.prompt_logprobs is not None:
             choice.prompt_logprobs = prompt_logprobs(
-                run.prompt, run.prompt_logprobs, self.text_of, self.body.prompt_logprobs
+                run.prompt,
+                run.prompt_logprobs,
+                self._names,
+                self.language.spelled_prompt(run.prompt),
+                self.body.prompt_logprobs,
             )
         return choice
 
     def _logprobs(self, piece: Piece, *, echoes: bool) -> CompletionLogprobs | None:
         if self.body.logprobs is None or not (piece.token_ids or echoes):
             return None
-        offset = self.begun[piece.index]
-        told = completion_logprobs(piece.token_ids, piece.logprobs, self.text_of, offset)
-        # By the tokens' own texts, so that offsets do not depend on how an answer was cut into pieces.
-        self.begun[piece.index] += sum(map(len, told.tokens))
+        text = self.begun[piece.index]
+        told = completion_logprobs(piece.token_ids, piece.logprobs, self._names, text)
         if not echoes:
             return told
         run = self.runs[piece.index]
-        num_top = self.body.logprobs
-        before = echoed_logprobs(run.prompt, run.prompt_logprobs, self.text_of, num_top)
+        before = echoed_logprobs(
+            run.prompt,
+            run.prompt_logprobs,
+            self._names,
+            self._echoed(piece.index),
+            self.body.logprobs,
+        )
         return CompletionLogprobs(
             before.text_offset + told.text_offset,
             before.token_logprobs + told.token_logprobs,
             before.tokens + told.tokens,
             before.top_logprobs + told.top_logprobs,
         )
+
+    @property
+    def _names(self) -> TokenNames:
+        as_ids = self.body.return_tokens_as_token_ids
+        return TokenNames(self.language.spelling, "bytes:", as_ids)
+
+    def _echoed(self, index: int) -> SpelledPrompt:
+        number = index // self.body.n
+        framed = isinstance(self.body.prompt[number], str) and self.body.add_special_tokens
+        echo = self.echoes[number] if self.echoes else None
+        return self.language.spelled_prompt(self.runs[index].prompt, echo, framed=framed)
+
+    def _text(self, offset: int) -> SpelledText:
+        decoder = self.language.decoder(skip_special_tokens=self.body.skip_special_tokens)
+        return SpelledText(self.language.spelling, decoder, offset)

@@ -152,13 +152,6 @@ def _events(envelopes: Iterable[Envelope]) -> bytes:
     return b"".join(map(sse.event, envelopes))
 
 
-def token_texts(gateway: Gateway, body: GenerationWire) -> Callable[[int], str]:
-    """Choose how tokens are named among log-probabilities."""
-    if body.return_tokens_as_token_ids:
-        return lambda token_id: f"token_id:{token_id}"
-    return gateway.language.token_text
-
-
 def ids_if(wanted: bool, token_ids: list[int]) -> list[int] | msgspec.UnsetType:
     """Give token ids, if the caller wants them."""
     return token_ids if wanted else msgspec.UNSET

@@ -1,7 +1,10 @@
-"""Log-probabilities in the two shapes that clients expect."""
+"""Log-probabilities in the shapes that clients expect."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
+from moesaic.models.text.spelling import Place, Spelling
 from moesaic.services.gateway.replies.generating import (
     ChatLogprobs,
     ChosenToken,
@@ -13,72 +16,117 @@ from moesaic.services.gateway.replies.generating import (
 from moesaic.v1.attention_pb2 import TokenLogprob
 
 LOWEST = -9999.0  # JSON has no minus infinity
-TokenText = Callable[[int], str]
+
+
+class Text(Protocol):
+    """A text whose tokens come one after the other."""
+
+    def place(self, token_id: int) -> Place:
+        """Take the next token."""
+        ...
+
+
+@dataclass(frozen=True)
+class TokenNames:
+    """The names of tokens. One that has parts of characters is named by its bytes, as OpenAI's API does."""
+
+    spelling: Spelling
+    mark: str = ""  # before bytes
+    as_ids: bool = False
+
+    def name(self, token_id: int, place: Place) -> str:
+        """Name a token that stands, or might stand, at a place."""
+        if self.as_ids:
+            return f"token_id:{token_id}"
+        spelled = self.spell(token_id, place)
+        try:
+            return spelled.decode()
+        except UnicodeDecodeError:
+            return self.mark + spelled.decode(errors="backslashreplace")
+
+    def spell(self, token_id: int, place: Place) -> bytes:
+        """Give the bytes of a token at a place."""
+        return self.spelling.of(token_id, place.first)
 
 
 def chat_logprobs(
-    token_ids: Sequence[int], logprobs: Sequence[TokenLogprob], text_of: TokenText
+    token_ids: Sequence[int], logprobs: Sequence[TokenLogprob], names: TokenNames, text: Text
 ) -> ChatLogprobs:
-    """Shape the log-probabilities of some tokens of a chat's answer."""
+    """Shape the log-probabilities of some tokens of a chat's answer, the next ones of its ``text``."""
     content = []
     for token_id, entry in zip(token_ids, logprobs, strict=True):
-        top = [
-            TokenEntry(text := text_of(other), max(logprob, LOWEST), list(text.encode()))
-            for other, logprob in zip(entry.top_token_ids, entry.top_logprobs, strict=True)
-        ]
-        text = text_of(token_id)
-        content.append(ChosenToken(text, max(entry.logprob, LOWEST), list(text.encode()), top))
+        place = text.place(token_id)
+        chosen = _entry(token_id, entry.logprob, names, place)
+        others = zip(entry.top_token_ids, entry.top_logprobs, strict=True)
+        top = [_entry(other, logprob, names, place) for other, logprob in others]
+        content.append(ChosenToken(chosen.token, chosen.logprob, chosen.bytes, top))
     return ChatLogprobs(content)
 
 
+def _entry(token_id: int, logprob: float, names: TokenNames, place: Place) -> TokenEntry:
+    spelled = list(names.spell(token_id, place))
+    return TokenEntry(names.name(token_id, place), max(logprob, LOWEST), spelled)
+
+
 def completion_logprobs(
-    token_ids: Sequence[int], logprobs: Sequence[TokenLogprob], text_of: TokenText, offset: int
+    token_ids: Sequence[int], logprobs: Sequence[TokenLogprob], names: TokenNames, text: Text
 ) -> CompletionLogprobs:
-    """Shape those of some tokens of a completion, which begin ``offset`` characters into its text."""
+    """Shape those of some tokens of a completion, the next ones of its ``text``."""
     out = CompletionLogprobs([], [], [], [])
     for token_id, entry in zip(token_ids, logprobs, strict=True):
-        text = text_of(token_id)
-        top = {
-            text_of(other): max(logprob, LOWEST)
-            for other, logprob in zip(entry.top_token_ids, entry.top_logprobs, strict=True)
-        }
-        top.setdefault(text, max(entry.logprob, LOWEST))  # the chosen one even if it is unlikely
-        out.text_offset.append(offset)
-        out.token_logprobs.append(max(entry.logprob, LOWEST))
-        out.tokens.append(text)
+        place = text.place(token_id)
+        top: dict[str, float] = {}
+        for other, logprob in zip(entry.top_token_ids, entry.top_logprobs, strict=True):
+            # Of several tokens with one name the likeliest counts, which comes first.
+            top.setdefault(names.name(other, place), max(logprob, LOWEST))
+        name, logprob = names.name(token_id, place), max(entry.logprob, LOWEST)
+        # The chosen one is there with its own number, even if it is unlikely.
+        top[name] = logprob
+        out.text_offset.append(place.offset)
+        out.token_logprobs.append(logprob)
+        out.tokens.append(name)
         out.top_logprobs.append(top)
-        offset += len(text)
     return out
 
 
 def echoed_logprobs(
-    prompt: Sequence[int], logprobs: Sequence[TokenLogprob], text_of: TokenText, num_top: int
+    prompt: Sequence[int],
+    logprobs: Sequence[TokenLogprob],
+    names: TokenNames,
+    text: Text,
+    num_top: int,
 ) -> CompletionLogprobs:
     """Shape those of a prompt at the beginning of a completion's text; its first token has none."""
-    told = [_cut(entry, num_top) for entry in logprobs]
-    out = completion_logprobs(prompt[1:], told, text_of, len(first := text_of(prompt[0])))
+    place = text.place(prompt[0])
+    out = completion_logprobs(prompt[1:], [_cut(entry, num_top) for entry in logprobs], names, text)
     return CompletionLogprobs(
-        [0, *out.text_offset],
+        [place.offset, *out.text_offset],
         [None, *out.token_logprobs],
-        [first, *out.tokens],
+        [names.name(prompt[0], place), *out.tokens],
         [None, *out.top_logprobs],
     )
 
 
 def prompt_logprobs(
-    prompt: Sequence[int], logprobs: Sequence[TokenLogprob], text_of: TokenText, num_top: int
+    prompt: Sequence[int],
+    logprobs: Sequence[TokenLogprob],
+    names: TokenNames,
+    text: Text,
+    num_top: int,
 ) -> PromptLogprobs:
     """Shape those of a prompt as vLLM's ``prompt_logprobs``."""
     out: PromptLogprobs = [None]
+    text.place(prompt[0])
     for token_id, whole in zip(prompt[1:], logprobs, strict=True):
-        entry = _cut(whole, num_top)
+        entry, place = _cut(whole, num_top), text.place(token_id)
         top = zip(entry.top_token_ids, entry.top_logprobs, strict=True)
         told = [(token_id, entry.logprob, entry.rank)]
         told += [(other, logprob, rank) for rank, (other, logprob) in enumerate(top, 1)]
         out.append(
             {
-                str(other): PromptToken(max(logprob, LOWEST), rank, text_of(other))
-                for other, logprob, rank in reversed(told)  # the actual one's rank counts
+                str(other): PromptToken(max(logprob, LOWEST), rank, names.name(other, place))
+                # the actual one's rank counts
+                for other, logprob, rank in reversed(told)
             }
         )
     return out

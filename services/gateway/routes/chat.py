@@ -8,7 +8,7 @@ from moesaic.services.gateway.fields.generating import ChatWire
 from moesaic.services.gateway.fields.messages import turns_of
 from moesaic.services.gateway.generate.answers import begin
 from moesaic.services.gateway.generate.chat_shape import ChatShape
-from moesaic.services.gateway.generate.deliver import Delivery, token_texts
+from moesaic.services.gateway.generate.deliver import Delivery
 from moesaic.services.gateway.generate.runs import LogprobCounts
 from moesaic.services.gateway.generate.speech import (
     Speech,
@@ -51,11 +51,12 @@ async def create_chat_completion(body: ChatWire, request: Request) -> Response:
     logprobs = LogprobCounts(_top_logprobs(body), body.prompt_logprobs)
     speech = Speech(language.dialect, wanted, opened)
     growing = await begin(admitted, [prompt], "messages", logprobs, speech=speech)
-    shape = ChatShape(body, token_texts(gateway, body), speech)
+    shape = ChatShape(body, language, speech)
 
     def of_prompt() -> PromptLogprobs:
         told, num_top = growing.runs[0].prompt_logprobs, body.prompt_logprobs or 0
-        return prompt_logprobs(prompt, told, shape.text_of, num_top)
+        text = language.spelled_prompt(prompt)
+        return prompt_logprobs(prompt, told, shape.names, text, num_top)
 
     delivery = Delivery(
         admitted,

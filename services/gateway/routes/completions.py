@@ -8,7 +8,7 @@ from moesaic.services.gateway.admission import admit
 from moesaic.services.gateway.fields.generating import CompletionWire
 from moesaic.services.gateway.generate.answers import begin
 from moesaic.services.gateway.generate.completion_shape import CompletionShape
-from moesaic.services.gateway.generate.deliver import Delivery, token_texts
+from moesaic.services.gateway.generate.deliver import Delivery
 from moesaic.services.gateway.generate.runs import LogprobCounts
 from moesaic.services.gateway.http.openapi import INFERENCE, answers
 from moesaic.services.gateway.language import Language
@@ -31,7 +31,7 @@ async def create_completion(body: CompletionWire, request: Request) -> Response:
     echoes = None
     if body.echo:
         echoes = await language.work(num_chars, _echoes, language, body, prompts)
-    shape = CompletionShape(body, growing.runs, echoes, token_texts(admitted.gateway, body))
+    shape = CompletionShape(body, growing.runs, echoes, language)
     return await Delivery(admitted, growing, shape).respond(request)
 
 

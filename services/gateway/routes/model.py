@@ -90,7 +90,13 @@ async def tokenize(body: TokenizeWire, request: Request) -> Response:
         tokens = prompt.token_ids
 
     def answer() -> Response:
-        strings = [language.token_text(i) for i in tokens] if body.return_token_strs else None
+        strings = None
+        if body.return_token_strs:
+            framed = body.prompt is not None and body.add_special_tokens is not False
+            spelled = language.spelled_prompt(tokens, body.prompt, framed=framed)
+            firsts = (spelled.place(token_id).first for token_id in tokens)
+            pieces = map(language.spelling.of, tokens, firsts)
+            strings = [piece.decode(errors="replace") for piece in pieces]
         return reply(Tokenized(len(tokens), gateway.max_tokens, tokens, strings))
 
     return await language.work(len(tokens), answer)

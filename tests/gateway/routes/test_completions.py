@@ -226,7 +226,7 @@ async def test_logprobs_come_in_the_shape_of_the_route(open_house, scripts) -> N
             },
         )
 
-    text, other_text = scripts.language.token_text(token_id), scripts.language.token_text(other)
+    text, other_text = scripts.text(token_id), scripts.text(other)
     end = "<|im_end|>"
     assert plain.json()["choices"][0]["logprobs"] == {
         "text_offset": [0, len(text)],

@@ -52,7 +52,7 @@ async def test_echoed_tokens_have_log_probabilities_from_the_second_on(
     for index, prompt in enumerate(prompts):
         mine = [choice for choice in choices if choice["index"] == index]
         said = scripts.ids("yes")[:max_tokens]
-        texts = [scripts.language.token_text(token_id) for token_id in [*prompt, *said]]
+        texts = [scripts.text(token_id) for token_id in [*prompt, *said]]
         told = [choice["logprobs"] for choice in mine if choice["logprobs"]]
         assert "".join(choice["text"] for choice in mine) == "".join(texts)
         assert [text for part in told for text in part["tokens"]] == texts
@@ -76,7 +76,7 @@ async def test_prompt_logprobs_come_in_the_shape_of_vllm(open_house, scripts, de
         chat = await house.client.post("/v1/chat/completions", json=body)
         [first, second] = house.workers[0].submits
 
-    text_of = scripts.language.token_text
+    text_of = scripts.text
     assert plain.json()["choices"][0]["prompt_logprobs"] == [
         None,
         *(

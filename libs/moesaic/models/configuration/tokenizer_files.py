@@ -135,7 +135,8 @@ class _Told(NamedTuple):
         if values.get(_MORE_OF_OLD) and not values.get(_MORE):
             values[_MORE] = values.pop(_MORE_OF_OLD)
         # Those with flags of their own, and those of the map, get their ids first.
-        flagged, plain = _own_names(values, dict), _own_names(values, str)
+        flagged = _own_names(values, flagged=True)
+        plain = _own_names(values, flagged=False)
         for name in (_MORE, "model_specific_special_tokens"):
             if isinstance(more := values.get(name), dict):
                 plain |= {each: _token(CONFIG, f"{name}.{each}", more[each]) for each in more}
@@ -194,13 +195,13 @@ def _of_added_file(ids: Mapping[str, Any], special: set[str]) -> dict[int, Added
     }
 
 
-def _own_names(values: Mapping[str, Any], kind: type) -> dict[str, AddedText]:
-    """Read the special tokens that have names of the model's own in ``tokenizer_config.json``."""
+def _own_names(values: Mapping[str, Any], *, flagged: bool) -> dict[str, AddedText]:
+    """Read the special tokens that have names of the model's own: those with flags, or those that are texts."""
     return {
         name: _token(CONFIG, name, value)
         for name, value in values.items()
         if name not in _NAMES and name.endswith("_token")
-        if type(value) is kind and (kind is str or "__type" in value)
+        if (isinstance(value, dict) and "__type" in value if flagged else isinstance(value, str))
     }
 
 

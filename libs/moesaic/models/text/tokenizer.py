@@ -67,20 +67,20 @@ class Tokenizer:
         self.cleans_up_spaces = cleans_up_spaces and not isinstance(
             tokenizer.model, tokenizers.models.BPE
         )
-        # The library skips a token that once was special, whatever a later file says.
-        before = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+        before = tokenizer.get_added_tokens_decoder()
         tokenizer.add_tokens(list(added))
         self.eos_token, self.bos_token, self.pad_token = (
             special.get(name) for name in ("eos_token", "bos_token", "pad_token")
         )
         every = tokenizer.get_added_tokens_decoder()
         self.added_ids = {token.content: i for i, token in every.items()}
-        now = (i for i, token in every.items() if token.special)
-        self.special_token_ids = frozenset(now) | before
+        # The library leaves a text out that has ever been special, but not in a spelling that its normalizer changed.
+        once = {t.content for tokens in (before, every) for t in tokens.values() if t.special}
+        self.special_token_ids = frozenset(i for i in every if tokenizer.id_to_token(i) in once)
         self.controls = frozenset(
             token.content
-            for i, token in every.items()
-            if i in self.special_token_ids or _ROLE_TOKEN.fullmatch(token.content)
+            for token in every.values()
+            if token.content in once or _ROLE_TOKEN.fullmatch(token.content)
         )
         self._openings: dict[str, list[str]] = {}  # controls by their first two characters
         for control in sorted(self.controls):
@@ -191,8 +191,23 @@ class Tokenizer:
         if not add_special_tokens:
             return ids
         first, framed = encoded[0].ids, self._tokenizer.post_process(encoded[0]).ids
-        at = next(i for i in range(len(framed) + 1) if framed[i : i + len(first)] == first)
+        at = _find(first, framed)
         return [*framed[:at], *ids, *framed[at + len(first) :]]
+
+    @functools.cached_property
+    def num_before(self) -> int:
+        """Count the special tokens that go before a text."""
+        encoded = self._tokenizer.encode("a", add_special_tokens=False)
+        return _find(encoded.ids, self._tokenizer.post_process(encoded).ids)
+
+    def offsets(
+        self, text: str, token_ids: Sequence[int], add_special_tokens: bool
+    ) -> list[int] | None:
+        """Find the character at which each token of a text begins; None if these are not its tokens."""
+        encoded = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        if encoded.ids != list(token_ids):
+            return None
+        return [start for start, _ in encoded.offsets]
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Decode ``token_ids``; ids outside the vocabulary have no text."""
@@ -203,11 +218,6 @@ class Tokenizer:
         """Decode as ``decode`` does; it takes longer, but without the GIL."""
         many = self._tokenizer.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
         return self._cleaned(str(many[0]))
-
-    @functools.cache  # noqa: B019  # as long as the process; there are no more entries than tokens
-    def token_text(self, token_id: int) -> str:
-        """Decode one token on its own."""
-        return self.decode([token_id], skip_special_tokens=False)
 
     def token_to_id(self, token: str) -> int | None:
         """Look up one token, given as the vocabulary spells it."""
@@ -227,6 +237,10 @@ class Tokenizer:
 
     def _id_of(self, token: str | None) -> int | None:
         return None if token is None else self.token_to_id(token)
+
+
+def _find(part: list[int], whole: list[int]) -> int:
+    return next(i for i in range(len(whole) + 1) if whole[i : i + len(part)] == part)
 
 
 class StreamDecoder:
@@ -268,6 +282,12 @@ class StreamDecoder:
         ):
             return ""
         return self._show(text)
+
+    def skips(self, token_id: int) -> bool:
+        """Return true for a token that has no text here."""
+        if token_id in self._left_out or self._tokenizer.id_to_token(token_id) is None:
+            return True
+        return self._skip_special_tokens and token_id in self._tokenizer.special_token_ids
 
     def flush(self) -> str:
         """Return the text held back, at the end of the sequence; incomplete characters show as replacements."""

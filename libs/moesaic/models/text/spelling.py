@@ -1,0 +1,147 @@
+"""Tokens as they stand in a text: the bytes of each, and the character at which each begins."""
+
+import functools
+import re
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from moesaic.models.text.tokenizer import StreamDecoder, Tokenizer
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+class Place(NamedTuple):
+    """The place of a token in a text."""
+
+    offset: int  # in characters; within a character, that one's
+    first: bool  # the token is spelled as at the beginning of a text
+
+
+class Spelling:
+    """The bytes of each token. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._context = self._find_context()
+
+    @functools.cache  # noqa: B019  # as long as the process; there are at most twice as many entries as tokens
+    def of(self, token_id: int, first: bool) -> bytes:
+        """Spell one token in the middle of a text, or as the ``first`` of one, which may lose a blank.
+
+        The bytes of an answer's tokens, joined, are its text in UTF-8, but for special tokens, which have the bytes of
+        their names.
+        """
+        text = self._decode([token_id]) if first else self._after_context(token_id)
+        return text.encode() if _REPLACEMENT not in text else self._bytes_of(token_id, text)
+
+    def _bytes_of(self, token_id: int, text: str) -> bytes:
+        """Spell a token that has parts of characters."""
+        token = self.tokenizer.id_to_token(token_id) or ""
+        if one := _BYTE_TOKEN.fullmatch(token):
+            return bytes.fromhex(one[1])
+        table = _byte_characters()
+        if all(character in table for character in token):
+            return bytes(table[character] for character in token)
+        return text.encode()
+
+    def _after_context(self, token_id: int) -> str:
+        context, before = self._context
+        return self._decode([*context, token_id])[len(before) :]
+
+    def _find_context(self) -> tuple[list[int], str]:
+        """Find a token that has the same text wherever it stands, to stand before others."""
+        for token_id in range(self.tokenizer.vocab_size):
+            text = self._decode([token_id])
+            if text.isascii() and text.isalnum() and self._decode([token_id] * 2) == text * 2:
+                return [token_id], text
+        return [], ""
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self.tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
+class SpelledText:
+    """The tokens of a text that grows, such as an answer."""
+
+    def __init__(self, spelling: Spelling, decoder: StreamDecoder, offset: int = 0) -> None:
+        """Begin the text ``offset`` characters into another one."""
+        self._spelling, self._decoder = spelling, decoder
+        self._offset, self._held, self._first = offset, b"", True
+
+    def place(self, token_id: int) -> Place:
+        """Take the next token."""
+        first = self._first
+        spelled = self._spelling.of(token_id, first)
+        skipped = self._decoder.skips(token_id)
+        offset = self._offset + _num_characters(self._held)
+        # Where what is held ends within a character, the next bytes belong to that one.
+        inside = not skipped and self._held and _continues(spelled[:1])
+        if text := self._decoder.feed([token_id]):
+            self._offset, self._held = self._offset + len(text), b""
+        elif not skipped:
+            self._held += spelled
+        self._first = first and skipped
+        return Place(offset - 1 if inside else offset, first)
+
+
+class SpelledPrompt:
+    """The tokens of a text that is known, such as a prompt."""
+
+    def __init__(
+        self, spelling: Spelling, token_ids: Sequence[int], text: str, *, framed: bool = False
+    ) -> None:
+        """Find each token in the text. Those that ``framed`` it by the tokenizer's template are not in it."""
+        self._spelling, self._text = spelling, text.encode()
+        self._at = self._offset = 0
+        tokenizer = spelling.tokenizer
+        num_before = tokenizer.num_before if framed else 0
+        before = [Place(0, False)] * num_before
+        found = [self._next(token_id) for token_id in token_ids[num_before:]]
+        places = [*before, *(place for place, _ in found)]
+        if not all(known for _, known in found):
+            # Where the text was changed before it was encoded, the tokenizer has kept account of that.
+            offsets = tokenizer.offsets(text, token_ids, add_special_tokens=framed)
+            if offsets is not None:
+                firsts = (place.first for place in places)
+                places = [
+                    Place(*each) for each in zip(accumulate(offsets, max), firsts, strict=True)
+                ]
+        self._places = iter(places)
+
+    def place(self, token_id: int) -> Place:
+        """Take the next token."""
+        return next(self._places)
+
+    def _next(self, token_id: int) -> tuple[Place, bool]:
+        """Find the place of the next token, and whether it is known."""
+        at = self._at
+        offset = self._offset - _continues(self._text[at : at + 1])
+        # Also within a text, the tokenizer may have put a blank before a token, as after special ones.
+        for first in (False, True):
+            spelled = self._spelling.of(token_id, first)
+            if self._text.startswith(spelled, at):
+                self._at += len(spelled)
+                self._offset += _num_characters(spelled)
+                return Place(offset, first), True
+        return Place(offset, False), at == len(self._text)
+
+
+def _num_characters(text: bytes) -> int:
+    """Count the characters that begin in a text."""
+    return sum(byte & 0xC0 != 0x80 for byte in text)
+
+
+def _continues(byte: bytes) -> bool:
+    """Return true for a byte that is not the first of its character."""
+    return b"\x80" <= byte < b"\xc0"
+
+
+@functools.cache
+def _byte_characters() -> dict[str, int]:
+    """Make the table by which byte-level vocabularies write bytes: those that print as such, the others from 256 on."""
+    printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printed]
+    table = {chr(byte): byte for byte in printed}
+    return table | {chr(256 + place): byte for place, byte in enumerate(others)}
