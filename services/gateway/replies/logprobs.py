@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from moesaic.models.text.spelling import Place, Spelling
+from moesaic.models.text.spelling import TokenPlace, Spelling
 from moesaic.services.gateway.replies.generating import (
     ChatLogprobs,
     ChosenToken,
@@ -21,7 +21,7 @@ LOWEST = -9999.0  # JSON has no minus infinity
 class Text(Protocol):
     """A text whose tokens come one after the other."""
 
-    def place(self, token_id: int) -> Place:
+    def place(self, token_id: int) -> TokenPlace:
         """Take the next token."""
         ...
 
@@ -34,7 +34,7 @@ class TokenNames:
     mark: str = ""  # before bytes
     as_ids: bool = False
 
-    def name(self, token_id: int, place: Place) -> str:
+    def name(self, token_id: int, place: TokenPlace) -> str:
         """Name a token that stands, or might stand, at a place."""
         if self.as_ids:
             return f"token_id:{token_id}"
@@ -44,7 +44,7 @@ class TokenNames:
         except UnicodeDecodeError:
             return self.mark + spelled.decode(errors="backslashreplace")
 
-    def spell(self, token_id: int, place: Place) -> bytes:
+    def spell(self, token_id: int, place: TokenPlace) -> bytes:
         """Give the bytes of a token at a place."""
         return self.spelling.of(token_id, place.first)
 
@@ -63,7 +63,7 @@ def chat_logprobs(
     return ChatLogprobs(content)
 
 
-def _entry(token_id: int, logprob: float, names: TokenNames, place: Place) -> TokenEntry:
+def _entry(token_id: int, logprob: float, names: TokenNames, place: TokenPlace) -> TokenEntry:
     spelled = list(names.spell(token_id, place))
     return TokenEntry(names.name(token_id, place), max(logprob, LOWEST), spelled)
 

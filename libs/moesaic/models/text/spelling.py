@@ -12,7 +12,7 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
-class Place(NamedTuple):
+class TokenPlace(NamedTuple):
     """The place of a token in a text."""
 
     offset: int  # in characters; within a character, that one's
@@ -70,7 +70,7 @@ class SpelledText:
         self._spelling, self._decoder = spelling, decoder
         self._offset, self._held, self._first = offset, b"", True
 
-    def place(self, token_id: int) -> Place:
+    def place(self, token_id: int) -> TokenPlace:
         """Take the next token."""
         first = self._first
         spelled = self._spelling.of(token_id, first)
@@ -83,7 +83,7 @@ class SpelledText:
         elif not skipped:
             self._held += spelled
         self._first = first and skipped
-        return Place(offset - 1 if inside else offset, first)
+        return TokenPlace(offset - 1 if inside else offset, first)
 
 
 class SpelledPrompt:
@@ -97,7 +97,7 @@ class SpelledPrompt:
         self._at = self._offset = 0
         tokenizer = spelling.tokenizer
         num_before = tokenizer.num_before if framed else 0
-        before = [Place(0, False)] * num_before
+        before = [TokenPlace(0, False)] * num_before
         found = [self._next(token_id) for token_id in token_ids[num_before:]]
         places = [*before, *(place for place, _ in found)]
         if not all(known for _, known in found):
@@ -106,15 +106,15 @@ class SpelledPrompt:
             if offsets is not None:
                 firsts = (place.first for place in places)
                 places = [
-                    Place(*each) for each in zip(accumulate(offsets, max), firsts, strict=True)
+                    TokenPlace(*each) for each in zip(accumulate(offsets, max), firsts, strict=True)
                 ]
         self._places = iter(places)
 
-    def place(self, token_id: int) -> Place:
+    def place(self, token_id: int) -> TokenPlace:
         """Take the next token."""
         return next(self._places)
 
-    def _next(self, token_id: int) -> tuple[Place, bool]:
+    def _next(self, token_id: int) -> tuple[TokenPlace, bool]:
         """Find the place of the next token, and whether it is known."""
         at = self._at
         offset = self._offset - _continues(self._text[at : at + 1])
@@ -124,8 +124,8 @@ class SpelledPrompt:
             if self._text.startswith(spelled, at):
                 self._at += len(spelled)
                 self._offset += _num_characters(spelled)
-                return Place(offset, first), True
-        return Place(offset, False), at == len(self._text)
+                return TokenPlace(offset, first), True
+        return TokenPlace(offset, False), at == len(self._text)
 
 
 def _num_characters(text: bytes) -> int:
