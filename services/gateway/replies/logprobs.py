@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from moesaic.models.text.spelling import TokenPlace, Spelling
+from moesaic.models.text.spelling import Spelling, TokenPlace
 from moesaic.services.gateway.replies.generating import (
     ChatLogprobs,
     ChosenToken,
