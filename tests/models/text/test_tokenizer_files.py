@@ -17,6 +17,7 @@ from tests.models.text.tokenizer_cases import (
     MORE,
     SPELLINGS,
     TEXTS,
+    Files,
     token,
     write,
 )
@@ -24,6 +25,42 @@ from tests.models.text.tokenizer_cases import (
 CASES = list(product(KINDS, SPELLINGS))
 # Every kind and every spelling, but not each with each.
 SAMPLE = [case for number, case in enumerate(CASES) if number % 11 == 0]
+
+
+BYTES, PIECES = ("qwen", "o200k", "deepseek", "digits"), ("mixtral", "metaspace-first")
+# A family, the class that a file names, if any, and the kinds of tokenizers that it fits.
+CLASSES: list[tuple[str, str | None, tuple[str, ...]]] = [
+    ("qwen3_moe", None, BYTES),
+    ("qwen2_moe", "Qwen2TokenizerFast", BYTES),
+    ("qwen3_moe", "PreTrainedTokenizerFast", BYTES + PIECES),
+    ("qwen3_moe", "LlamaTokenizer", PIECES),
+    ("olmoe", None, BYTES),
+    ("olmoe", "GPTNeoXTokenizerFast", BYTES),
+    ("olmoe", "GPT2Tokenizer", BYTES),
+    ("deepseek_v3", "LlamaTokenizerFast", BYTES + PIECES),
+    ("deepseek_v2", None, BYTES + PIECES),
+    ("gpt_oss", "GPT2TokenizerFast", BYTES),
+    ("gpt_oss", "NoSuchTokenizer", BYTES + PIECES),
+    ("mixtral", "LlamaTokenizer", BYTES + PIECES),
+    ("glm4_moe", "Qwen2Tokenizer", BYTES + PIECES),
+    ("granitemoe", "GPT2Tokenizer", BYTES + PIECES),
+    ("minimax_m2", "GPT2Tokenizer", BYTES + PIECES),
+    ("ernie4_5_moe", "LlamaTokenizer", BYTES + PIECES),
+]
+FLAGS: list[dict[str, bool]] = [
+    {},
+    {"add_prefix_space": True, "legacy": True},
+    {"add_prefix_space": False, "legacy": False, "add_bos_token": True},
+    {"legacy": True, "add_eos_token": True},
+]
+
+
+def of_class(
+    directory: Path, family: str, name: str | None, kind: str, files: Files, flags: dict[str, bool]
+) -> Path:
+    """Write a model directory whose files name a class."""
+    config = {**files.get(CONFIG, {}), **flags, **({"tokenizer_class": name} if name else {})}
+    return write(directory, kind, {**files, CONFIG: config}, {"model_type": family})
 
 
 def check(directory: Path) -> None:
@@ -57,6 +94,26 @@ def test_a_tokenizer_is_that_of_transformers(tmp_path: Path, kind: str, spelling
 def test_every_kind_is_that_of_transformers_in_every_spelling(tmp_path: Path, kind: str) -> None:
     for spelling, files in SPELLINGS.items():
         check(write(tmp_path / spelling, kind, files))
+
+
+@pytest.mark.parametrize(("family", "name", "kinds"), CLASSES)
+def test_a_class_changes_what_it_changes_in_transformers(
+    tmp_path: Path, family: str, name: str | None, kinds: tuple[str, ...]
+) -> None:
+    number = CLASSES.index((family, name, kinds))
+    spelling = list(SPELLINGS.values())[number * 2]
+    kind, flags = kinds[number % len(kinds)], FLAGS[number % len(FLAGS)]
+    check(of_class(tmp_path, family, name, kind, spelling, flags))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "name", "kinds"), CLASSES)
+def test_a_class_changes_the_same_in_every_spelling(
+    tmp_path: Path, family: str, name: str | None, kinds: tuple[str, ...]
+) -> None:
+    for number, (kind, spelling) in enumerate(product(kinds, SPELLINGS)):
+        flags = FLAGS[number % len(FLAGS)]
+        check(of_class(tmp_path / str(number), family, name, kind, SPELLINGS[spelling], flags))
 
 
 def test_the_sample_has_every_kind_and_every_spelling() -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from moesaic.errors import CheckpointError
 from moesaic.models.configuration.fields import read_json
 from moesaic.models.configuration.strict_json import shown
+from moesaic.models.configuration.tokenizer_classes import TokenizerClass, class_of
 
 BASE = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
@@ -51,26 +52,31 @@ class TokenizerFiles:
         Raises:
             CheckpointError: one of them is not valid.
         """
-        told = _Told.read(directory)
         if base is None:
             base = _read_if_there(directory / BASE)
+        told = _Told.read(directory, base)
         by_id = told.by_id
         if by_id is None:
             special = {token.content for token in (*told.named.values(), *told.more)}
             by_id = _of_added_file(_read_if_there(directory / ADDED), special) | _of_base(base)
+        if told.kind is not None:
+            base = told.kind.applied(base, told.values)
         every = [by_id[token_id] for token_id in sorted(by_id)]
         known = {token.content for token in (*_of_base(base).values(), *every)}
-        for token in (*told.named.values(), *told.more):
+        special_ones = (*told.named.values(), *told.more)
+        for token in special_ones:
             if token.content not in known:
                 known.add(token.content)
                 every.append(token)
+        if told.kind is not None and told.kind.renews_special:
+            every += [AddedText(token.content, {"special": True}) for token in special_ones]
         names = {token.content for token in told.named.values()}
         return cls(
             base,
             {name: token.content for name, token in told.named.items()},
             tuple(token.as_special() if token.content in names else token for token in every),
-            told.split_special_tokens,
-            told.cleans_up_spaces,
+            told.values.get("split_special_tokens") is True,
+            told.values.get("clean_up_tokenization_spaces") is True,
         )
 
     def ids(self) -> dict[str, int]:
@@ -116,7 +122,8 @@ def read_special_tokens(directory: Path) -> dict[str, str]:
     Raises:
         CheckpointError: a file of the tokenizer is not valid.
     """
-    return {name: token.content for name, token in _Told.read(directory).named.items()}
+    told = _Told.read(directory, _read_if_there(directory / BASE))
+    return {name: token.content for name, token in told.named.items()}
 
 
 class _Told(NamedTuple):
@@ -125,13 +132,16 @@ class _Told(NamedTuple):
     named: Mapping[str, AddedText]
     more: Sequence[AddedText]
     by_id: Mapping[int, AddedText] | None
-    split_special_tokens: bool
-    cleans_up_spaces: bool
+    kind: TokenizerClass | None
+    values: Mapping[str, Any]
 
     @classmethod
-    def read(cls, directory: Path) -> "_Told":
+    def read(cls, directory: Path, base: Mapping[str, Any]) -> "_Told":
         """Read them. ``special_tokens_map.json`` has the last word, unless there is an ``added_tokens_decoder``."""
         values = _read_if_there(directory / CONFIG)
+        kind = class_of(base, values, _read_if_there(directory / "config.json"))
+        if kind is not None:
+            values = {**kind.named, **values}
         if values.get(_MORE_OF_OLD) and not values.get(_MORE):
             values[_MORE] = values.pop(_MORE_OF_OLD)
         # Those with flags of their own, and those of the map, get their ids first.
@@ -146,9 +156,7 @@ class _Told(NamedTuple):
         else:
             flagged |= _take_map(values, _read_if_there(directory / SPECIAL))
         own = {**flagged, **plain}
-        split = values.get("split_special_tokens") is True
-        cleans = values.get("clean_up_tokenization_spaces") is True
-        return cls({**_named(values), **own}, _more(values), by_id, split, cleans)
+        return cls({**_named(values), **own}, _more(values), by_id, kind, values)
 
 
 def _vocabulary(base: Mapping[str, Any]) -> dict[str, int]:

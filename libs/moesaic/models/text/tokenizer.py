@@ -1,6 +1,7 @@
 """Text to token ids and back. Needs no torch."""
 
 import functools
+import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -107,9 +108,11 @@ class Tokenizer:
             tokenizer = tokenizers.Tokenizer.from_buffer(raw)
         except Exception as error:  # the library raises plain Exception
             raise CheckpointError(path.name, f"is not a valid tokenizer: {error}") from error
+        files = TokenizerFiles.read(directory, base)
+        if files.base is not base:
+            tokenizer = tokenizers.Tokenizer.from_str(json.dumps(files.base))
         tokenizer.no_padding()  # files may keep what training used
         tokenizer.no_truncation()
-        files = TokenizerFiles.read(directory, base)
         tokenizer.encode_special_tokens = files.split_special_tokens
         added = [tokenizers.AddedToken(token.content, **token.flags) for token in files.added]
         return cls(tokenizer, files.named, added, cleans_up_spaces=files.cleans_up_spaces)
