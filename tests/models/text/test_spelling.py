@@ -81,7 +81,7 @@ def test_the_bytes_of_tokens_are_those_of_the_text(
 def test_the_bytes_of_all_tokens_are_those_of_the_text(tmp_path: Path, kind: str) -> None:
     for spelling, files in SPELLINGS.items():
         # Where decoded texts are cleaned up, blanks go that a token still has.
-        if spelling != "cleaned":
+        if "cleaned" not in spelling:
             check(write(tmp_path / kind / spelling, kind, files), num_random=300)
 
 

@@ -22,6 +22,7 @@ from tests.models.text.tokenizer_cases import (
     write,
 )
 
+DEMO = Path(__file__).parents[3] / "models" / "demo"
 CASES = list(product(KINDS, SPELLINGS))
 # Every kind and every spelling, but not each with each.
 SAMPLE = [case for number, case in enumerate(CASES) if number % 11 == 0]
@@ -89,6 +90,10 @@ def test_a_tokenizer_is_that_of_transformers(tmp_path: Path, kind: str, spelling
     check(write(tmp_path, kind, SPELLINGS[spelling]))
 
 
+def test_the_tokenizer_of_the_demo_model_is_that_of_transformers() -> None:
+    check(DEMO)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_is_that_of_transformers_in_every_spelling(tmp_path: Path, kind: str) -> None:
@@ -125,6 +130,7 @@ def test_the_sample_has_every_kind_and_every_spelling() -> None:
 @pytest.mark.parametrize(
     ("files", "says"),
     [
+        ({CONFIG: {"split_special_tokens": 1}}, f"{CONFIG}: split_special_tokens: expected true"),
         ({CONFIG: {"eos_token": 5}}, f"{CONFIG}: eos_token: expected a text"),
         ({CONFIG: {"bos_token": ["<s>"]}}, f"{CONFIG}: bos_token: expected a text"),
         ({MAP: {"bos_token": {"lstrip": True}}}, f"{MAP}: bos_token: expected a text"),

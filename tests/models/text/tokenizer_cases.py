@@ -280,6 +280,29 @@ SPELLINGS: dict[str, Files] = {
     "other fields": {
         CONFIG: {**NAMED, "add_prefix_space": True, "legacy": True, "model_max_length": 7}
     },
+    "extra by name in both": {
+        CONFIG: {"extra_special_tokens": {"a_token": "<tool>"}},
+        MAP: {"extra_special_tokens": {"b_token": "</tool>", "a_token": "tool"}},
+    },
+    "model specific": {
+        CONFIG: {"model_specific_special_tokens": {"a_token": "<tool>"}, "eos_token": "<|end|>"}
+    },
+    "blanks and words of Unicode": {
+        CONFIG: {
+            "added_tokens_decoder": {
+                "900": token("  "),
+                "901": token("\n", special=True),
+                "902": token("世", special=True),
+                "903": token("e\u0301", normalized=True),
+            }
+        }
+    },
+    "cleaned, BPE too": {
+        CONFIG: {
+            "clean_up_tokenization_spaces": True,
+            "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": True,
+        }
+    },
     "cleaned": {CONFIG: {**NAMED, "clean_up_tokenization_spaces": True}},
 }
 

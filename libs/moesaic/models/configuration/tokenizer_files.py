@@ -22,6 +22,8 @@ _NAMES = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "
 _FLAGS = frozenset(("single_word", "lstrip", "rstrip", "normalized", "special"))
 _MORE = "extra_special_tokens"
 _MORE_OF_OLD = "additional_special_tokens"
+_CLEANS = "clean_up_tokenization_spaces"
+_CLEANS_BPE = f"{_CLEANS}_for_bpe_even_though_it_will_corrupt_output"
 
 
 class AddedText(NamedTuple):
@@ -70,13 +72,15 @@ class TokenizerFiles:
                 every.append(token)
         if told.kind is not None and told.kind.renews_special:
             every += [AddedText(token.content, {"special": True}) for token in special_ones]
+        model = base.get("model")
+        is_bpe = isinstance(model, dict) and model.get("type") == "BPE"
         names = {token.content for token in told.named.values()}
         return cls(
             base,
             {name: token.content for name, token in told.named.items()},
             tuple(token.as_special() if token.content in names else token for token in every),
-            told.values.get("split_special_tokens") is True,
-            told.values.get("clean_up_tokenization_spaces") is True,
+            _flag(told.values, "split_special_tokens"),
+            _flag(told.values, _CLEANS) and (not is_bpe or _flag(told.values, _CLEANS_BPE)),
         )
 
     def ids(self) -> dict[str, int]:
@@ -146,15 +150,15 @@ class _Told(NamedTuple):
             values[_MORE] = values.pop(_MORE_OF_OLD)
         # Those with flags of their own, and those of the map, get their ids first.
         flagged = _own_names(values, flagged=True)
-        plain = _own_names(values, flagged=False)
-        for name in (_MORE, "model_specific_special_tokens"):
-            if isinstance(more := values.get(name), dict):
-                plain |= {each: _token(CONFIG, f"{name}.{each}", more[each]) for each in more}
+        plain = _own_names(values, flagged=False) | _by_name(CONFIG, _MORE, values)
+        plain = plain or _by_name(CONFIG, "model_specific_special_tokens", values)
         by_id = None
         if "added_tokens_decoder" in values:
             by_id = _by_id(values["added_tokens_decoder"])
         else:
-            flagged |= _take_map(values, _read_if_there(directory / SPECIAL))
+            told = _read_if_there(directory / SPECIAL)
+            flagged |= _take_map(values, told)
+            plain |= _by_name(SPECIAL, _MORE, told)
         own = {**flagged, **plain}
         return cls({**_named(values), **own}, _more(values), by_id, kind, values)
 
@@ -228,13 +232,26 @@ def _take_map(values: dict[str, Any], told: Mapping[str, Any]) -> dict[str, Adde
             given = values.get(name)
             before: list[Any] = given if isinstance(given, list) else []
             values[name] = [*before, *(each for each in value if each not in before)]
-        elif name == _MORE and isinstance(value, dict):
-            own |= {each: _token(SPECIAL, f"{name}.{each}", value[each]) for each in value}
         elif name.endswith("_token") and isinstance(value, str | dict):
             own[name] = _token(SPECIAL, name, value).as_special()
-        else:
+        elif name != _MORE:
             values.setdefault(name, value)
     return own
+
+
+def _by_name(file: str, name: str, values: Mapping[str, Any]) -> dict[str, AddedText]:
+    """Read the special tokens that an object has by their names, if ``name`` is one."""
+    more = values.get(name)
+    if not isinstance(more, dict):
+        return {}
+    return {each: _token(file, f"{name}.{each}", more[each]) for each in more}
+
+
+def _flag(values: Mapping[str, Any], name: str) -> bool:
+    value = values.get(name)
+    if value is not None and type(value) is not bool:
+        raise CheckpointError(CONFIG, f"{name}: expected true or false, got {shown(value)}")
+    return bool(value)
 
 
 def _named(values: Mapping[str, Any]) -> dict[str, AddedText]:

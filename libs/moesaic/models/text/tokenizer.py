@@ -62,12 +62,10 @@ class Tokenizer:
             tokenizer: of ``tokenizer.json``.
             special: the texts of ``eos_token`` and the like.
             added: tokens that other files add, or give other flags.
-            cleans_up_spaces: decoded texts lose the spaces before full stops and the like, but for those of BPE.
+            cleans_up_spaces: decoded texts lose the spaces before full stops and the like.
         """
         self._tokenizer = tokenizer
-        self.cleans_up_spaces = cleans_up_spaces and not isinstance(
-            tokenizer.model, tokenizers.models.BPE
-        )
+        self.cleans_up_spaces = cleans_up_spaces
         before = tokenizer.get_added_tokens_decoder()
         tokenizer.add_tokens(list(added))
         self.eos_token, self.bos_token, self.pad_token = (
