@@ -170,12 +170,45 @@ def unigram(scheme: str) -> tokenizers.Tokenizer:
     return tokenizer
 
 
+def prefixed() -> tokenizers.Tokenizer:
+    """Bytes, with a blank before the first word, and offsets without blanks."""
+    tokenizer = _byte_level()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    return tokenizer
+
+
+def lowercase() -> tokenizers.Tokenizer:
+    """Pieces of texts whose capitals and accents go."""
+    tokenizer = unigram("first")
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFKC(), normalizers.StripAccents(), normalizers.Lowercase()]
+    )
+    return tokenizer
+
+
+def unigram_bytes() -> tokenizers.Tokenizer:
+    """Scored pieces, and bytes for the others."""
+    scored = json.loads(tokenizer_json("unigram-always"))["model"]["vocab"]
+    vocab = [*scored, *((f"<0x{byte:02X}>", -20.0) for byte in range(256))]
+    tokenizer = tokenizers.Tokenizer(
+        models.Unigram([(piece, score) for piece, score in vocab], unk_id=0, byte_fallback=True)
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.decoder = _llama_decoder()
+    tokenizer.add_special_tokens(SPECIAL)
+    return tokenizer
+
+
 KINDS: dict[str, Callable[[], tokenizers.Tokenizer]] = {
     "qwen": qwen,
     "o200k": o200k,
     "deepseek": deepseek,
     "digits": digits,
     "mixtral": mixtral,
+    "prefixed": prefixed,
+    "lowercase": lowercase,
+    "unigram-bytes": unigram_bytes,
     **{f"metaspace-{s}": partial(metaspace, s) for s in ("always", "first", "never")},
     **{f"unigram-{s}": partial(unigram, s) for s in ("always", "first", "never")},
 }

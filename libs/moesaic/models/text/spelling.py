@@ -118,9 +118,9 @@ class SpelledPrompt:
         """Find the place of the next token, and whether it is known."""
         at = self._at
         offset = self._offset - _continues(self._text[at : at + 1])
-        # Also within a text, the tokenizer may have put a blank before a token, as after special ones.
-        for first in (False, True):
-            spelled = self._spelling.of(token_id, first)
+        middle, start = (self._spelling.of(token_id, first) for first in (False, True))
+        # The tokenizer may have put a blank before a token, at the beginning of a text or after a special token.
+        for spelled, first in ((middle, False), (start, True), (middle.removeprefix(b" "), False)):
             if self._text.startswith(spelled, at):
                 self._at += len(spelled)
                 self._offset += _num_characters(spelled)
