@@ -265,7 +265,7 @@ def _tokenizer_info(directory: Path) -> dict[str, Any]:
     template = directory / "chat_template.jinja"
     if template.is_file():
         info["chat_template"] = read_text(template)
-    return info | read_special_tokens(directory)
+    return info | read_special_tokens(directory, of_class=False)
 
 
 def _serving(directory: Path) -> dict[str, Any]:

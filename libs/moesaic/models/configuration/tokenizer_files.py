@@ -120,13 +120,17 @@ def _entry(token: AddedText, token_id: int) -> dict[str, Any]:
     return {"id": token_id, "content": token.content, **defaults, **token.flags}
 
 
-def read_special_tokens(directory: Path) -> dict[str, str]:
+def read_special_tokens(directory: Path, *, of_class: bool = True) -> dict[str, str]:
     """Read the texts of ``bos_token``, ``eos_token`` and the like.
+
+    Args:
+        directory: of the model.
+        of_class: with those that the tokenizer's class has where no file names them.
 
     Raises:
         CheckpointError: a file of the tokenizer is not valid.
     """
-    told = _Told.read(directory, _read_if_there(directory / BASE))
+    told = _Told.read(directory, _read_if_there(directory / BASE) if of_class else {})
     return {name: token.content for name, token in told.named.items()}
 
 
