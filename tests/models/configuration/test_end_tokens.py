@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 
 from moesaic.errors import CheckpointError
 from moesaic.models.configuration.config import load_config
+from moesaic.models.text.tokenizer import Tokenizer
 from tests.models.configuration.test_config import QWEN3
 from tests.models.text.tokenizer_cases import CONFIG, MAP, TOOLS, token, write
 
@@ -41,6 +42,7 @@ def ends_of(directory: Path, model: dict[str, Any], files: dict[str, Any]) -> tu
         (S, ..., {CONFIG: {"eos_token": "</tool>", "added_tokens_decoder": TOOLS}}, {S, 442}),
         (..., ..., {CONFIG: {"eos_token": "<|eot|>"}}, {441}),
         (..., ..., {}, set()),
+        (..., ..., {CONFIG: {"eos_token": ""}}, set()),
     ],
 )
 def test_the_end_tokens_of_all_files_are_united(
@@ -86,6 +88,33 @@ def test_the_default_of_a_family_counts_where_no_file_names_an_end(tmp_path: Pat
     assert ends_of(tmp_path / "a", mixtral, {}) == (2,)
     assert ends_of(tmp_path / "b", mixtral, {CONFIG: {"eos_token": "<|end|>"}}) == (END,)
     assert ends_of(tmp_path / "c", {**mixtral, "vocab_size": 2}, {}) == ()
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        {"model": 5, "added_tokens": 5},
+        {"model": {"vocab": 5}, "added_tokens": [5, {"id": "x"}]},
+        {"model": {"vocab": [5, [], ["a"]]}},
+        {"model": {"vocab": {"<|end|>": "4"}}, "added_tokens": None},
+    ],
+)
+def test_a_damaged_tokenizer_is_left_to_its_reader(tmp_path: Path, damaged: Any) -> None:
+    write(tmp_path, "mixtral", {CONFIG: {"eos_token": "</s>"}}, {**QWEN3, "eos_token_id": 7})
+    (tmp_path / "tokenizer.json").write_text(json.dumps(damaged))
+
+    assert 7 in load_config(tmp_path).eos_token_ids
+    with pytest.raises(CheckpointError, match=r"tokenizer.json: is not a valid tokenizer"):
+        Tokenizer.load(tmp_path)
+
+
+def test_the_end_token_of_a_class_is_nobodys_word(tmp_path: Path) -> None:
+    qwen = {name: value for name, value in config().items() if value is not ...}
+
+    directory = write(tmp_path, "qwen", {CONFIG: {"tokenizer_class": "Qwen2Tokenizer"}}, qwen)
+
+    assert Tokenizer.load(directory).eos_token == "<|endoftext|>"
+    assert load_config(directory).eos_token_ids == ()
 
 
 @pytest.mark.parametrize("value", ["</s>", -1, 2.0, True, [1, "a"], {"id": 1}])

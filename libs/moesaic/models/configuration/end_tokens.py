@@ -6,7 +6,11 @@ from pathlib import Path
 import structlog
 
 from moesaic.models.configuration.fields import Fields
-from moesaic.models.configuration.tokenizer_files import CONFIG, TokenizerFiles
+from moesaic.models.configuration.tokenizer_files import (
+    CONFIG,
+    TokenizerFiles,
+    read_special_tokens,
+)
 
 log = structlog.get_logger()
 
@@ -40,6 +44,7 @@ def _named(directory: Path, config: Fields, generation: Fields) -> Iterator[tupl
     for file, fields in (("generation_config.json", generation), ("config.json", config)):
         if fields.gives(_FIELD):
             yield from ((file, token_id) for token_id in fields.sizes(_FIELD))
-    files = TokenizerFiles.read(directory)
-    if files.base and (text := files.named.get("eos_token")) is not None:
+    # The token that a tokenizer's class has by default is nobody's word on this model.
+    text = read_special_tokens(directory, of_class=False).get("eos_token")
+    if text and (files := TokenizerFiles.read(directory)).base:
         yield CONFIG, files.ids()[text]

@@ -61,9 +61,9 @@ def class_of(base: Json, values: Json, config: Json) -> TokenizerClass | None:
         values: ``tokenizer_config.json``.
         config: ``config.json``.
     """
-    family = config.get("model_type")
+    family = str(config.get("model_type"))
     declared = values.get("tokenizer_class") or config.get("tokenizer_class")
-    name = declared if isinstance(declared, str) else _OF_FAMILIES.get(str(family), "")
+    name = declared if isinstance(declared, str) else _OF_FAMILIES.get(family, "")
     found = _CLASSES.get(name.removesuffix("Fast"))
     model = base.get("model")
     if found is None or family in _AS_THE_FILE_SAYS or not isinstance(model, dict):

@@ -78,7 +78,11 @@ class TokenizerFiles:
         return cls(
             base,
             {name: token.content for name, token in told.named.items()},
-            tuple(token.as_special() if token.content in names else token for token in every),
+            tuple(
+                token.as_special() if token.content in names else token
+                for token in every
+                if token.content
+            ),
             _flag(told.values, "split_special_tokens"),
             _flag(told.values, _CLEANS) and (not is_bpe or _flag(told.values, _CLEANS_BPE)),
         )
@@ -168,12 +172,16 @@ class _Told(NamedTuple):
 
 
 def _vocabulary(base: Mapping[str, Any]) -> dict[str, int]:
+    """Read the ids of tokens; of a damaged file, which the tokenizer itself refuses, those that it has."""
     model = base.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if isinstance(vocabulary, list):
         # as Unigram has it, with a score beside each
-        return {entry[0]: token_id for token_id, entry in enumerate(vocabulary)}
-    return dict(vocabulary or {})
+        pieces = (entry[0] if isinstance(entry, list) and entry else None for entry in vocabulary)
+        return {piece: i for i, piece in enumerate(pieces) if isinstance(piece, str)}
+    if not isinstance(vocabulary, dict):
+        return {}
+    return {text: i for text, i in vocabulary.items() if type(i) is int}
 
 
 def _read_if_there(path: Path) -> dict[str, Any]:
@@ -181,10 +189,11 @@ def _read_if_there(path: Path) -> dict[str, Any]:
 
 
 def _of_base(base: Mapping[str, Any]) -> dict[int, AddedText]:
+    added = base.get("added_tokens")
     return {
         token["id"]: _token(BASE, f"added_tokens[{number}]", token)
-        for number, token in enumerate(base.get("added_tokens") or ())
-        if isinstance(token, dict) and isinstance(token.get("id"), int)
+        for number, token in enumerate(added if isinstance(added, list) else ())
+        if isinstance(token, dict) and type(token.get("id")) is int
     }
 
 
