@@ -385,8 +385,9 @@ def test_every_end_token_ends_a_form_and_none_stands_within_it(
     word = Tokenizer.load(DIRECTORY).token_to_id("travel")
     assert word is not None
     named = json.dumps(files).replace('[2, "travel"]', f"[2, {word}]")
+    # as the hub's cache has them
     for name in ("config.json", "tokenizer.json"):
-        shutil.copy(DIRECTORY / name, tmp_path)
+        (tmp_path / name).symlink_to(DIRECTORY / name)
     for name, content in json.loads(named).items():
         (tmp_path / name).write_text(json.dumps(content))
     config = load_config(tmp_path)

@@ -77,9 +77,10 @@ class GrammarCompiler:
 
     def __init__(self, directory: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         """``directory`` has the files of the model's tokenizer, which are read when first needed."""
-        self._directory, self._vocab_size = directory.resolve(), vocab_size
+        # The file itself may be a link, as in the hub's cache, to where the others are not beside it.
+        self._path, self._vocab_size = directory.resolve() / "tokenizer.json", vocab_size
         self._eos_token_ids = list(eos_token_ids)
-        self._trial = GrammarTrial(self._directory, vocab_size, eos_token_ids, most=NUM_THREADS)
+        self._trial = GrammarTrial(self._path, vocab_size, eos_token_ids, most=NUM_THREADS)
         self._kept: GrammarCache[LLMatcher | str] = GrammarCache(KEPT_BYTES)
         self._read: LLTokenizer | None = None
         self._lock = threading.Lock()
@@ -142,7 +143,7 @@ class GrammarCompiler:
         """The tokenizer; None if it cannot be read, which is tried again."""
         if self._read is None:
             with suppress(ValueError):  # its text has our paths
-                self._read = load_tokenizer(self._directory, self._vocab_size, self._eos_token_ids)
+                self._read = load_tokenizer(self._path, self._vocab_size, self._eos_token_ids)
         return self._read
 
 

@@ -14,6 +14,7 @@ from moesaic.errors import CheckpointError
 from moesaic.helper.helper import Helper
 from moesaic.helper.limits import Limits, TooMuch
 from moesaic.helper.serving import memory_bytes, serve
+from moesaic.models.configuration.fields import read_json
 from moesaic.models.configuration.tokenizer_files import TokenizerFiles
 
 if TYPE_CHECKING:
@@ -32,11 +33,11 @@ class GrammarTrial:
     """Tries grammars, ``most`` at a time. Safe to use from several threads."""
 
     def __init__(
-        self, directory: Path, vocab_size: int, eos_token_ids: Sequence[int], *, most: int = 1
+        self, tokenizer_path: Path, vocab_size: int, eos_token_ids: Sequence[int], *, most: int = 1
     ) -> None:
         """Nothing is started before the first grammar."""
         numbers = [str(number) for number in (vocab_size, *eos_token_ids)]
-        self._helper = Helper(__name__, [str(directory), *numbers], LIMITS, most=most)
+        self._helper = Helper(__name__, [str(tokenizer_path), *numbers], LIMITS, most=most)
 
     def try_out(self, kind: str, text: str) -> int:
         """Have a grammar compiled and followed for some tokens.
@@ -82,8 +83,13 @@ def reason(message: str) -> str:
     return next(named, lines[0])[:MAX_TOLD]
 
 
-def load_tokenizer(directory: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> "LLTokenizer":
+def load_tokenizer(path: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> "LLTokenizer":
     """Load a model's tokenizer for ``llguidance``, with end tokens that no text can hold.
+
+    Args:
+        path: of ``tokenizer.json``; the files beside it count too.
+        vocab_size: tokens that the model knows.
+        eos_token_ids: its end tokens.
 
     Raises:
         ValueError: the files cannot be read, or the tokenizer has none of the end tokens.
@@ -91,7 +97,7 @@ def load_tokenizer(directory: Path, vocab_size: int, eos_token_ids: Sequence[int
     from llguidance import LLTokenizer
 
     try:
-        files = TokenizerFiles.read(directory)
+        files = TokenizerFiles.read(path.parent, read_json(path))
         known = set(files.ids().values())
         ends = [token_id for token_id in eos_token_ids if token_id in known]
         if not ends:
@@ -117,10 +123,10 @@ def _follow(matcher: "LLMatcher") -> None:
         matcher.consume_token(at * 8 + (mask[at] & -mask[at]).bit_length() - 1)
 
 
-def _main(directory: str, vocab_size: str, *eos_token_ids: str) -> None:
+def _main(path: str, vocab_size: str, *eos_token_ids: str) -> None:
     import llguidance  # noqa: F401  # now, not within the limits of a question
 
-    tokenizer = load_tokenizer(Path(directory), int(vocab_size), [int(i) for i in eos_token_ids])
+    tokenizer = load_tokenizer(Path(path), int(vocab_size), [int(i) for i in eos_token_ids])
 
     def answer(question: Any) -> dict[str, Any]:
         kind, text = question

@@ -100,13 +100,7 @@ class TokenizerFiles:
         return found
 
     def united(self, vocab_size: int, special_ids: Iterable[int]) -> str:
-        """Write ``tokenizer.json`` with all added tokens that the model has in it; those with some ids are special.
-
-        Raises:
-            CheckpointError: there is no ``tokenizer.json``.
-        """
-        if not self.base:
-            raise CheckpointError(BASE, "no such file")
+        """Write ``tokenizer.json`` with all added tokens that the model has in it; those with some ids are special."""
         ids = self.ids()
         tokens = {**_of_base(self.base), **{ids[token.content]: token for token in self.added}}
         texts = {token_id: text for text, token_id in ids.items()}
