@@ -123,7 +123,7 @@ def test_deepseek_lite_as_published(write_config: WriteConfig) -> None:
     assert config.rope.yarn is not None
     assert config.rope.yarn.original_max_positions == 4096
     assert config.rope.yarn.rotation_scale == 1.0
-    assert config.rope.yarn.softmax_scale == pytest.approx(1.2608**2, abs=1e-4)
+    assert config.rope.softmax_scale == pytest.approx(1.2608**2, abs=1e-4)
 
 
 def test_mixtral_as_published(write_config: WriteConfig) -> None:
@@ -259,6 +259,11 @@ def test_qwen_layers_are_dense_where_the_config_says(
         ),
         (QWEN3, {"rope_parameters": {"full_attention": {}}}, "rope_parameters.full_attention: "),
         (QWEN3, {"rope_scaling": {"rope_type": "yarn", "factor": None}}, "rope_scaling.factor: "),
+        (
+            QWEN3,
+            {"rope_scaling": {"type": "linear", "factor": 2.0, "alpha": 1000.0}},
+            "rope_scaling.alpha: 1000.0 is not known as a field of a rotation",
+        ),
     ],
 )
 def test_a_field_that_cannot_be_served_is_named(

@@ -90,7 +90,6 @@ class Yarn:
     beta_slow: float
     truncate: bool  # round the bounds of the ramp to whole dimensions
     rotation_scale: float  # multiplies cosine and sine
-    softmax_scale: float  # multiplies the scores of latent attention; 1 elsewhere
 
 
 @dataclass(frozen=True)
@@ -114,6 +113,7 @@ class Rope:
     llama3: Llama3 | None = None
     slowdown: float = 1.0  # all frequencies are divided by it
     interleaved: bool = False  # pairs are neighbours, not halves
+    softmax_scale: float = 1.0  # multiplies the scores of latent attention; 1 elsewhere
 
 
 class ClampedSwiglu(NamedTuple):

@@ -1,6 +1,6 @@
 """Checked access to the JSON files of a model directory: every error names the file and the field."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -58,6 +58,7 @@ class Fields:
     ) -> None:
         self._file, self._values, self._prefix = file, values, prefix
         self._defaults, self._spelled = defaults, dict[str, str]()
+        self._asked = set[str]()
 
     def filled(self, defaults: Mapping[str, Any], spellings: Mapping[str, str]) -> "Fields":
         """Return the same fields with defaults.
@@ -70,7 +71,9 @@ class Fields:
             CheckpointError: a field is there under both names, with two values.
         """
         filled = Fields(self._file, dict(self._values), self._prefix, defaults)
+        filled._asked = self._asked
         for name, other in spellings.items():
+            self._asked.add(other)
             if self._values.get(other) is not None:
                 if self._values.get(name) is None:
                     filled._values = {**filled._values, name: self._values[other]}
@@ -101,6 +104,7 @@ class Fields:
 
     def gives(self, name: str) -> bool:
         """Return true if the file itself has a field ``name`` that is not null."""
+        self._asked.add(name)
         return self._values.get(name) is not None
 
     def size(self, name: str, *, least: int = 1, most: int = MOST) -> int:
@@ -183,10 +187,22 @@ class Fields:
         """Return ``values`` as the fields of the object ``name``."""
         return Fields(self._file, values, f"{self._prefix}{name}.")
 
+    def refuse_unread(self, without_effect: Container[str], why: str) -> None:
+        """Refuse, for the reason ``why``, a field of the file that nobody has asked for.
+
+        A field that is null, false or empty says nothing, and those ``without_effect`` may say anything.
+        """
+        for name, value in self._values.items():
+            known = name in self._asked or name in without_effect
+            if not known and value is not None and value is not False and value not in ("", [], {}):
+                raise self.error(name, f"{shown(value)} {why}")
+
     def _find(self, name: str) -> Any:
+        self._asked.add(name)
         return self._values[name] if name in self._values else self._defaults.get(name)
 
     def _get(self, name: str) -> Any:
-        if name not in self._values and self._defaults.get(name) is None:
+        value = self._find(name)
+        if name not in self._values and value is None:
             raise self.error(name, "is missing")
-        return self._find(name)
+        return value

@@ -2,6 +2,8 @@
 ``rope_theta`` beside a ``rope_scaling`` that may be null."""
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,13 +21,45 @@ _DEFAULTS: dict[str, Any] = {
     "mscale_all_dim": 0.0,
 }
 _NULL_COUNTS = ("factor", "truncate")
+_SCALED = ("factor", "mscale_all_dim")  # the latter with latent attention alone
+ROPE_TYPES: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": _SCALED,
+    "dynamic": _SCALED,
+    "llama3": (
+        *_SCALED,
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+    ),
+    "yarn": (
+        *_SCALED,
+        "mscale",
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
+        "truncate",
+        "original_max_position_embeddings",
+    ),
+}
+"""The fields that count in a group of each type, beside ``rope_theta`` and ``partial_rotary_factor``."""
+ROPE_FIELDS = {
+    "rope_theta",
+    "rope_type",
+    "type",
+    "partial_rotary_factor",
+    "short_factor",
+    "long_factor",
+    "mrope_section",
+}.union(*ROPE_TYPES.values())
+"""All fields that transformers knows in a group, of any type."""
 
 
 def read_rope(fields: Fields, *, latent: bool) -> Rope:
     """Read the rotary embedding of a model, ``latent`` attention or not.
 
     Raises:
-        CheckpointError: a field is invalid, not supported, or contradicts another one.
+        CheckpointError: a field is invalid, not supported, unknown, or contradicts another one.
     """
     # transformers skips empty ones; those that the file leaves out may have a default.
     given = [name for name in _GROUPS if fields.gives(name) and fields.group(name)]
@@ -44,21 +78,27 @@ def _read_group(fields: Fields, name: str, *, latent: bool) -> Rope:
             )
     inner = _inner(fields, name)
     theta = _here_or_there(inner, fields, "rope_theta").number("rope_theta")
-    match inner.choice("rope_type", ("default", "yarn", "llama3", "linear", "dynamic")):
-        case "yarn":
-            if theta <= 1:
-                raise _here_or_there(inner, fields, "rope_theta").error(
-                    "rope_theta", f"expected more than 1 with yarn, got {theta}"
-                )
-            return Rope(theta, _read_yarn(inner, fields, latent=latent))
-        case "llama3":
-            return Rope(theta, None, llama3=_read_llama3(inner, fields))
-        case "linear":
-            return Rope(theta, None, slowdown=inner.number("factor"))
-        case (
-            "dynamic"
-        ):  # it changes nothing up to max_position_embeddings, which is as far as any row goes
-            inner.number("factor")
+    rope_type = inner.choice("rope_type", tuple(ROPE_TYPES))
+    rope = _READERS[rope_type](inner, fields, theta)
+    all_dim = inner.number("mscale_all_dim", zero=True)
+    if latent and all_dim and rope_type != "default":
+        rope = replace(rope, softmax_scale=_magnitude(inner.number("factor"), all_dim) ** 2)
+    # Fields of other types change nothing in transformers either.
+    inner.refuse_unread(ROPE_FIELDS, "is not known as a field of a rotation: leave it out")
+    return rope
+
+
+def _read_default(inner: Fields, fields: Fields, theta: float) -> Rope:
+    return Rope(theta, None)
+
+
+def _read_linear(inner: Fields, fields: Fields, theta: float) -> Rope:
+    return Rope(theta, None, slowdown=inner.number("factor"))
+
+
+def _read_dynamic(inner: Fields, fields: Fields, theta: float) -> Rope:
+    # It changes nothing up to max_position_embeddings, which is as far as any row goes.
+    inner.number("factor")
     return Rope(theta, None)
 
 
@@ -94,11 +134,12 @@ def _inner(fields: Fields, name: str) -> Fields:
     return fields.under(name, known).filled(_DEFAULTS, {"rope_type": "type"})
 
 
-def _read_llama3(inner: Fields, fields: Fields) -> Llama3:
+def _read_llama3(inner: Fields, fields: Fields, theta: float) -> Rope:
     low, high = inner.number("low_freq_factor"), inner.number("high_freq_factor")
     if low >= high:
         raise inner.error("high_freq_factor", f"expected more than low_freq_factor, {low}")
-    return Llama3(inner.number("factor"), _original_positions(inner, fields), low, high)
+    positions = _original_positions(inner, fields)
+    return Rope(theta, None, llama3=Llama3(inner.number("factor"), positions, low, high))
 
 
 def _original_positions(inner: Fields, fields: Fields) -> int:
@@ -107,25 +148,42 @@ def _original_positions(inner: Fields, fields: Fields) -> int:
     return place.size(name if place.gives(name) else "max_position_embeddings")
 
 
-def _read_yarn(inner: Fields, fields: Fields, *, latent: bool) -> Yarn:
+def _read_yarn(inner: Fields, fields: Fields, theta: float) -> Rope:
+    if theta <= 1:
+        raise _here_or_there(inner, fields, "rope_theta").error(
+            "rope_theta", f"expected more than 1 with yarn, got {theta}"
+        )
     factor = inner.number("factor")
     mscale = inner.number("mscale", zero=True)
     all_dim = inner.number("mscale_all_dim", zero=True)
-
-    def magnitude(mscale: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
-
-    inferred = magnitude(mscale) / magnitude(all_dim) if mscale and all_dim else magnitude(1.0)
+    both = mscale and all_dim
+    inferred = (
+        _magnitude(factor, mscale) / _magnitude(factor, all_dim) if both else _magnitude(factor, 1)
+    )
     given = inner.gives("attention_factor")
-    return Yarn(
+    yarn = Yarn(
         factor=factor,
         original_max_positions=_original_positions(inner, fields),
         beta_fast=inner.number("beta_fast"),
         beta_slow=inner.number("beta_slow"),
         truncate=inner.flag("truncate"),
         rotation_scale=inner.number("attention_factor") if given else inferred,
-        softmax_scale=magnitude(all_dim) ** 2 if latent and all_dim else 1.0,
     )
+    return Rope(theta, yarn)
+
+
+def _magnitude(factor: float, mscale: float) -> float:
+    """By how much YaRN scales attention in a context that is ``factor`` times as long."""
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+_READERS: dict[str, Callable[[Fields, Fields, float], Rope]] = {
+    "default": _read_default,
+    "yarn": _read_yarn,
+    "llama3": _read_llama3,
+    "linear": _read_linear,
+    "dynamic": _read_dynamic,
+}
 
 
 def _here_or_there(inner: Fields, fields: Fields, name: str) -> Fields:

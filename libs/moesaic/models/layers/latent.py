@@ -73,7 +73,7 @@ class LatentLayer:
                 reader.weight("o_proj.weight", hidden, heads * shape.v_head_dim),
                 reader.vector("o_proj.bias", hidden) if shape.bias else None,
             ),
-            scale=qk_dim**-0.5 * (config.rope.yarn.softmax_scale if config.rope.yarn else 1.0),
+            scale=qk_dim**-0.5 * config.rope.softmax_scale,
         )
 
     def __call__(
