@@ -134,14 +134,15 @@ class Fields:
             raise self.error(name, f"expected true or false, got {shown(value)}")
         return value
 
-    def choice(self, name: str, allowed: tuple[str, ...]) -> str:
-        """Read one of ``allowed``."""
+    def choice(self, name: str, allowed: tuple[str, ...], *, lowered: bool = False) -> str:
+        """Read one of ``allowed``; with ``lowered``, in letters of any size."""
         value = self._get(name)
-        if value not in allowed:
+        found = value.lower() if lowered and isinstance(value, str) else value
+        if found not in allowed:
             raise self.error(
                 name, f"{shown(value)} is not supported; supported: {', '.join(allowed)}"
             )
-        return str(value)
+        return str(found)
 
     def choices(self, name: str, allowed: tuple[str, ...], as_many: str) -> tuple[str, ...]:
         """Read a list of as many entries as field ``as_many`` says, each one of ``allowed``."""

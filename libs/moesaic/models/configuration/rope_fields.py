@@ -173,7 +173,7 @@ def _read_yarn(inner: Fields, fields: Fields, theta: float) -> Rope:
 
 
 def _magnitude(factor: float, mscale: float) -> float:
-    """By how much YaRN scales attention in a context that is ``factor`` times as long."""
+    """Return what YaRN scales attention by in a context that is ``factor`` times as long."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 

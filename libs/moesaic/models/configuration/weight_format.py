@@ -6,13 +6,22 @@ from typing import Any, Literal
 
 from moesaic.kernels.held_bytes import WeightForm
 from moesaic.models.configuration.fields import Fields
+from moesaic.models.configuration.quantization_fields import (
+    MODULES_LEFT_OUT,
+    OF_SCHEME,
+    OF_WEIGHTS,
+    WITHOUT_EFFECT,
+)
 
 Layout = Literal["fp8", "mxfp4", "awq", "gptq", "pack-quantized"]
 
 HELD_GROUPS = (128, 64, 32)  # inputs that share a scale in memory; any other group is a run of them
 _FIELD = "quantization_config"
-# Fields with the names of modules that stay numbers.
-_LEFT_OUT = ("modules_to_not_convert", "ignored_layers", "ignore", "dynamic")
+_AWQ_KERNELS = (
+    *("auto", "auto_trainable", "autoawq", "machete", "marlin", "exllama_v1", "exllama_v2"),
+    *("gemm", "gemm_triton", "gemv", "gemv_fast", "torch_awq", "torch_fused_awq"),
+)
+_UNKNOWN = "is not known here, and may change what the weights mean: leave it out if it does not"
 
 
 @dataclass(frozen=True)
@@ -71,15 +80,19 @@ def read_weight_format(fields: Fields) -> WeightFormat | None:
     """
     if not fields.has(_FIELD):
         return None
-    own = fields.under(_FIELD, fields.group(_FIELD))
-    found = _READERS[own.choice("quant_method", tuple(_READERS))](own)
-    left_out = [name for field in _LEFT_OUT for name in own.texts(field)]
+    own = fields.under(_FIELD, fields.group(_FIELD)).filled({}, {"quant_method": "method"})
+    method = own.choice("quant_method", tuple(_READERS))
+    found = _READERS[method](own)
+    own.refuse_unread(WITHOUT_EFFECT[method], _UNKNOWN)
+    left_out = [name for field in (*MODULES_LEFT_OUT, "dynamic") for name in own.texts(field)]
     return replace(found, attention=not any("attn" in name for name in left_out))
 
 
 def _read_fp8(fields: Fields) -> WeightFormat:
-    if fields.has("fmt"):
-        fields.choice("fmt", ("e4m3", "float8_e4m3fn"))
+    _require(fields, "fmt", ("e4m3", "float8_e4m3fn"))
+    _require(fields, "scale_fmt", ("float", "ue8m0"))  # the scales' own dtype says which
+    _require(fields, "expert_dtype", ("fp8",))
+    _refuse_cache_scheme(fields)
     if not fields.has("weight_block_size"):
         return WeightFormat("fp8", 8, None, None)
     rows, columns = _block(fields, "weight_block_size")
@@ -91,23 +104,26 @@ def _read_mxfp4(fields: Fields) -> WeightFormat:
 
 
 def _read_awq(fields: Fields) -> WeightFormat:
+    fields = fields.filled({}, {"bits": "w_bit", "group_size": "q_group_size"})
     _bits(fields, "bits", (4,))
-    if fields.has("version"):
-        fields.choice("version", ("gemm", "GEMM"))
+    for name in ("version", "format", "checkpoint_format"):
+        _require(fields, name, ("gemm",))
+    _require(fields, "backend", _AWQ_KERNELS)  # llm-awq, which is none of them, packs otherwise
     if fields.has("zero_point") and not fields.flag("zero_point"):
         raise fields.error("zero_point", "expected true: AWQ without zero points is not supported")
+    _refuse_exceptions(fields)
     return WeightFormat("awq", 4, _group(fields, "group_size"), scale="scales", zeros=True)
 
 
 def _read_gptq(fields: Fields) -> WeightFormat:
-    version = "gptq"
-    if fields.has("checkpoint_format"):
-        version = fields.choice("checkpoint_format", ("gptq", "gptq_v2"))
-    if fields.has("lm_head") and fields.flag("lm_head"):
-        raise fields.error("lm_head", "a quantised output head is not supported")
-    for pattern in fields.group("dynamic"):
-        if not pattern.startswith("-:"):  # those leave modules as they are
-            raise fields.error("dynamic", f"modules of another form are not supported: {pattern!r}")
+    versions = [
+        _require(fields, name, ("gptq", "gptq_v2"))
+        for name in ("checkpoint_format", "format")
+        if fields.has(name)
+    ]
+    if len(set(versions)) > 1:
+        raise fields.contradiction("format", fields, "checkpoint_format")
+    _refuse_exceptions(fields)
     group = _group(fields, "group_size")
     return WeightFormat(
         "gptq",
@@ -115,14 +131,34 @@ def _read_gptq(fields: Fields) -> WeightFormat:
         group,
         scale="scales",
         zeros=not (fields.has("sym") and fields.flag("sym")),
-        zero_offset=1 if version == "gptq" else 0,
+        zero_offset=0 if "gptq_v2" in versions else 1,
         ordered=fields.has("desc_act") and fields.flag("desc_act") and group is not None,
     )
 
 
+def _refuse_exceptions(fields: Fields) -> None:
+    """Refuse other words, and modules of another form than the rest, in the spellings of GPTQModel and AutoRound."""
+    _require(fields, "pack_dtype", ("int32",))
+    _require(fields, "data_type", ("int",))
+    for head in ("lm_head", "quant_lm_head"):
+        if fields.has(head) and fields.flag(head):
+            raise fields.error(head, "a quantised output head is not supported")
+    for pattern in fields.group("dynamic"):
+        if not pattern.startswith("-:"):  # those leave modules as they are
+            raise fields.error("dynamic", f"modules of another form are not supported: {pattern!r}")
+    for module, form in fields.group("extra_config").items():
+        bits = form.get("bits") if isinstance(form, Mapping) else None
+        if type(bits) is not int or bits < 16:  # numbers, as they are
+            raise fields.error(
+                "extra_config", f"modules of another form are not supported: {module!r}"
+            )
+
+
 def _read_compressed(fields: Fields) -> WeightFormat:
-    if fields.has("kv_cache_scheme"):
-        raise fields.error("kv_cache_scheme", "a quantised KV cache is not supported; set null")
+    _refuse_cache_scheme(fields)
+    sparsity = fields.under("sparsity_config", fields.group("sparsity_config"))
+    _require(sparsity, "format", ("dense",))
+    _require(fields, "format", (*_SCHEMES, "mixed-precision"))  # the latter: see each group
     groups = fields.group("config_groups")
     if not groups:
         raise fields.error("config_groups", "is missing")
@@ -138,7 +174,13 @@ def _read_scheme(fields: Fields, name: str, scheme: Any) -> WeightFormat:
     own = fields.under(name, scheme)
     place = own if own.has("format") else fields
     layout = place.choice("format", tuple(_SCHEMES))
-    return _SCHEMES[layout](own.under("weights", scheme["weights"]))
+    weights = own.under("weights", own.group("weights")).filled(_DEFAULTS_OF_WEIGHTS, {})
+    own.refuse_unread(OF_SCHEME, _UNKNOWN)
+    if weights.has("dynamic") and weights.flag("dynamic"):
+        raise weights.error("dynamic", "expected false: weights do not change from row to row")
+    found = _SCHEMES[layout](weights)
+    weights.refuse_unread(OF_WEIGHTS, _UNKNOWN)
+    return found
 
 
 def _read_packed_scheme(weights: Fields) -> WeightFormat:
@@ -147,7 +189,7 @@ def _read_packed_scheme(weights: Fields) -> WeightFormat:
     ordered = weights.has("actorder") and weights.choice(
         "actorder", ("group", "dynamic", "weight", "static")
     ) in ("group", "dynamic")
-    group = _group(weights, "group_size") if strategy == "group" else None
+    group = _group(weights, "group_size") if strategy == "group" else _no_group(weights)
     return WeightFormat(
         "pack-quantized",
         _bits(weights, "num_bits", (4, 8)),
@@ -160,13 +202,18 @@ def _read_packed_scheme(weights: Fields) -> WeightFormat:
 def _read_float_scheme(weights: Fields) -> WeightFormat:
     weights.choice("type", ("float",))
     _bits(weights, "num_bits", (8,))
+    if not weights.flag("symmetric"):
+        raise weights.error("symmetric", "expected true: fp8 with zero points is not supported")
     strategy = weights.choice("strategy", ("tensor", "channel", "block"))
     if strategy == "block":
         rows, columns = _block(weights, "block_structure")
         return WeightFormat("fp8", 8, columns, rows)
+    _no_group(weights)
     return WeightFormat("fp8", 8, None, 1 if strategy == "channel" else None)
 
 
+# As compressed-tensors has them.
+_DEFAULTS_OF_WEIGHTS = {"num_bits": 8, "type": "int", "symmetric": True}
 _SCHEMES = {"pack-quantized": _read_packed_scheme, "float-quantized": _read_float_scheme}
 _READERS = {
     "fp8": _read_fp8,
@@ -184,6 +231,14 @@ def _block(fields: Fields, name: str) -> tuple[int, int]:
     return sizes
 
 
+def _no_group(fields: Fields) -> None:
+    """Refuse a size of groups where a whole row, or all rows, share a scale."""
+    if fields.has("group_size") and fields.size("group_size", least=-1) != -1:
+        raise fields.error(
+            "group_size", "contradicts strategy, which says that there are no groups"
+        )
+
+
 def _group(fields: Fields, name: str) -> int | None:
     size = fields.size(name, least=-1)
     if size == 0:
@@ -196,3 +251,15 @@ def _bits(fields: Fields, name: str, allowed: tuple[int, ...]) -> int:
     if bits not in allowed:
         raise fields.error(name, f"expected {' or '.join(map(str, allowed))}, got {bits}")
     return bits
+
+
+def _require(fields: Fields, name: str, allowed: tuple[str, ...]) -> str:
+    """Return a text in small letters, one of those ``allowed``; empty if the file has none."""
+    if not fields.has(name):
+        return ""
+    return fields.choice(name, allowed, lowered=True)
+
+
+def _refuse_cache_scheme(fields: Fields) -> None:
+    if fields.has("kv_cache_scheme"):
+        raise fields.error("kv_cache_scheme", "a quantised KV cache is not supported; set null")

@@ -1,0 +1,48 @@
+"""The fields of ``quantization_config`` that say nothing of what the weights' bytes mean, by method.
+
+They tell how a matrix was quantised, how activations are, which kernel computes, or which modules stay numbers; the
+files themselves say the latter. Any field that is neither here nor read is refused.
+"""
+
+from collections.abc import Mapping
+
+MODULES_LEFT_OUT = ("modules_to_not_convert", "ignored_layers", "ignore")
+_EVERYWHERE = {*MODULES_LEFT_OUT, "dequantize", "provider"}
+_GPTQ = _EVERYWHERE | {
+    # AutoGPTQ and optimum.
+    *("true_sequential", "static_groups", "damp_percent", "model_name_or_path", "tokenizer"),
+    *("model_file_base_name", "dataset", "model_seqlen", "block_name_to_quantize", "batch_size"),
+    *("module_name_preceding_first_block", "pad_token_id", "max_input_length", "nsamples"),
+    *("modules_in_block_to_quantize", "cache_block_outputs", "use_cuda_fp16"),
+    *("use_exllama", "disable_exllama", "exllama_config", "backend"),
+    # GPTQModel.
+    *("meta", "damp_auto_increment", "act_group_aware", "hyb_act", "mse", "gptaq", "v2", "hessian"),
+    *("pack_impl", "parallel_packing", "device", "fallback", "failsafe", "moe", "vram_strategy"),
+    *("offload_to_disk", "offload_to_disk_path", "gc_mode", "auto_forward_data_parallel"),
+    *("wait_for_submodule_finalizers", "compute_device_filter", "mock_quantization"),
+    # AutoRound, which writes files of this format.
+    *("autoround_version", "iters", "lr", "minmax_lr", "seqlen", "amp", "scale_dtype", "train_bs"),
+    *("low_gpu_mem_usage", "gradient_accumulate_steps", "enable_minmax_tuning", "quant_block_list"),
+    *("enable_quanted_input", "enable_norm_bias_tuning", "enable_alg_ext", "not_use_best_mse"),
+    *("to_quant_block_names", "dynamic_max_gap", "sampler", "act_bits", "act_group_size"),
+    *("act_sym", "act_dynamic", "act_data_type"),
+}
+WITHOUT_EFFECT: Mapping[str, frozenset[str]] = {
+    "gptq": frozenset(_GPTQ),
+    "awq": frozenset(
+        # The classes of transformers write those of GPTQ too; zeros stand in the files.
+        (_GPTQ - {"backend"})
+        | {"sym", "desc_act", "do_fuse", "fuse_max_seq_len", "modules_to_fuse"}
+    ),
+    "fp8": frozenset(_EVERYWHERE | {"activation_scheme"}),
+    "mxfp4": frozenset(_EVERYWHERE),
+    "compressed-tensors": frozenset(
+        _EVERYWHERE
+        | {"quantization_status", "global_compression_ratio", "version", "run_compressed"}
+        | {"use_optimized_inference"}
+    ),
+}
+OF_SCHEME = frozenset({"targets", "input_activations", "output_activations"})
+"""The same of one of compressed-tensors' ``config_groups``."""
+OF_WEIGHTS = frozenset({"observer", "observer_kwargs", "scale_dtype", "zp_dtype"})
+"""The same of the ``weights`` in it."""

@@ -1,0 +1,138 @@
+"""``quantization_config`` in the spelling of every tool means what the tool means, or a field is named."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from benchmarks.parity.cases import CPU
+from benchmarks.parity.published import FORMS, Published
+from moesaic.errors import CheckpointError
+from moesaic.kernels.stored_weights import dequantised
+from moesaic.models.configuration.fields import Fields
+from moesaic.models.configuration.quantization_fields import WITHOUT_EFFECT
+from moesaic.models.configuration.weight_format import WeightFormat, read_weight_format
+from moesaic.models.weights.checkpoint import Checkpoint
+from moesaic.models.weights.formats.reading import read_entry, read_matrix
+from tests.models.weights.formats.conftest import form_of
+from tests.models.weights.formats.spellings import MEANINGFUL, SPELLINGS, SPELT, Spelling
+
+SHAPE = (32, 192)  # a group of 128 is not filled
+
+
+def read(told: dict[str, Any]) -> WeightFormat | None:
+    return read_weight_format(Fields("config.json", {"quantization_config": told}))
+
+
+@pytest.mark.parametrize(
+    ("form", "tool", "spelling"), SPELT, ids=[f"{form}, {tool}" for form, tool, _ in SPELT]
+)
+def test_a_matrix_has_its_numbers_in_the_spelling_of_every_tool(
+    tmp_path: Path, form: Published, tool: str, spelling: Spelling
+) -> None:
+    chance = np.random.default_rng(3)
+    tensors, values = form.write(chance.normal(size=SHAPE), chance)
+    weight_format = read(spelling(form.fields))
+    between = "_" if form.fused else "."
+    held = {f"x{between}{name}": tensor.contiguous() for name, tensor in tensors.items()}
+    if form.fused:
+        held = {name: tensor[None] for name, tensor in held.items()}
+    save_file(held, tmp_path / "model.safetensors")
+
+    if form.fused:
+        found = read_entry(
+            Checkpoint(tmp_path), weight_format, "x", 0, (1, *SHAPE), torch.float32, CPU
+        )
+    else:
+        found = read_matrix(
+            Checkpoint(tmp_path), weight_format, "x.weight", SHAPE, torch.float32, CPU
+        )
+
+    expected = torch.from_numpy(values).float()
+    torch.testing.assert_close(dequantised(found, torch.float32), expected, rtol=1e-6, atol=0)
+
+
+BASES: dict[str, Callable[[], dict[str, Any]]] = {
+    method: lambda method=method: dict(  # type: ignore[misc]  # a default binds the name
+        next(form for form in FORMS if form.fields["quant_method"] == method).fields
+    )
+    for method in SPELLINGS
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "fields"),
+    [(method, each) for method, all_of in MEANINGFUL.items() for each in all_of],
+)
+def test_a_field_that_changes_what_the_bytes_mean_is_named(
+    method: str, fields: dict[str, Any]
+) -> None:
+    (name,) = fields
+
+    with pytest.raises(CheckpointError, match=rf"config\.json: quantization_config\.{name}"):
+        read(BASES[method]() | fields)
+
+
+@pytest.mark.parametrize("method", SPELLINGS)
+def test_a_field_that_says_nothing_is_passed_over_and_any_other_named(method: str) -> None:
+    told = BASES[method]()
+    before = read(told)
+
+    for name in WITHOUT_EFFECT[method]:
+        assert read(told | {name: told.get(name, "something")}) == before
+    for nothing in (None, False, "", [], {}):
+        assert read(told | {"unheard_of": nothing}) == before
+    for something in (0, 1, True, "x", [0], {"a": None}):
+        with pytest.raises(CheckpointError, match=r"quantization_config\.unheard_of: .* leave it"):
+            read(told | {"unheard_of": something})
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"checkpoint_format": "gptq", "format": "gptq_v2"}, "format: is 'gptq_v2', but"),
+        ({"method": "awq"}, "quant_method: is 'gptq', but"),
+    ],
+)
+def test_two_spellings_that_differ_are_refused(fields: dict[str, Any], problem: str) -> None:
+    with pytest.raises(CheckpointError, match=problem):
+        read(BASES["gptq"]() | fields)
+
+
+@pytest.mark.parametrize("spelt", ["gptq_v2", "GPTQ_V2"])
+@pytest.mark.parametrize("name", ["format", "checkpoint_format"])
+def test_the_second_form_of_gptq_is_told_by_either_field(name: str, spelt: str) -> None:
+    told = BASES["gptq"]()
+    told.pop("checkpoint_format")
+
+    first, second = read(told), read(told | {name: spelt})
+
+    assert first is not None
+    assert second is not None
+    assert (first.zero_offset, second.zero_offset) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("weights", "field"),
+    [
+        ({"dynamic": True}, "dynamic"),
+        ({"group_size": 64}, "group_size"),
+        ({"block_structure": [128, 128]}, "block_structure"),
+        ({"symmetric": False}, "symmetric"),
+        ({"num_bits": 4}, "num_bits"),
+        ({"scale_offset": 1}, "scale_offset"),
+    ],
+)
+def test_a_field_of_a_scheme_that_changes_what_the_bytes_mean_is_named(
+    weights: dict[str, Any], field: str
+) -> None:
+    told = dict(form_of("float-quantized, by channel").fields)
+    group = told["config_groups"]["group_0"]
+    told["config_groups"] = {"g": group | {"weights": group["weights"] | weights}}
+
+    with pytest.raises(CheckpointError, match=rf"config_groups\.g\.weights\.{field}: "):
+        read(told)
