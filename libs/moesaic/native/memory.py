@@ -143,4 +143,4 @@ def reusable(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     much again: a heap that loads experts grew by half of what they weigh.
     """
     memory = np.empty(math.prod(shape) * dtype.itemsize, np.uint8)
-    return torch.from_numpy(memory).view(dtype).view(*shape)
+    return torch.from_numpy(memory).view(dtype).view(torch.Size(shape))

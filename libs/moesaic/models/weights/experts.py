@@ -103,7 +103,6 @@ def _load_apart(
     device: torch.device,
 ) -> ExpertWeights:
     """Read an expert of codes, of matrices that lie another way round, or with biases."""
-    size, hidden = config.moe.expert_size, config.hidden_size
     prefix, weight_format = layer_prefix(layer), config.weight_format
     layout = sparse_names(config, checkpoint, layer)
     names = [prefix + name.format(expert) for name in layout.experts]
@@ -111,41 +110,64 @@ def _load_apart(
     if dtype is None:
         dtype = torch.float32 if weight_format else checkpoint.dtype_of((*names, *biases))
     if len(names) == 2:  # all experts of the layer in two tensors
-        num = config.moe.num_experts
-
-        def matrix(name: str, num_out: int, num_in: int) -> StoredWeight:
-            if layout.by_turns and name in checkpoint:  # codes do not lie the other way round
-                shape = num, num_in, num_out
-                return checkpoint.read_slice(name, expert, shape, dtype, device).T.contiguous()
-            shape = num, num_out, num_in
-            return read_entry(checkpoint, weight_format, name, expert, shape, dtype, device)
-
-        def bias(name: str, size: int) -> Tensor:
-            return checkpoint.read_slice(name, expert, (num, size), dtype, device)
-
-        gate_up, down = matrix(names[0], 2 * size, hidden), matrix(names[1], hidden, size)
-        order = torch.arange(2 * size)
-        if layout.by_turns:
-            order = torch.cat((order[::2], order[1::2]))
-            gate_up = take_rows(gate_up, order)
-        if not config.moe.expert_bias:
-            return ExpertWeights(gate_up, down)
-        of_gate_up, of_down = bias(biases[0], 2 * size), bias(biases[1], hidden)
-        return ExpertWeights(gate_up, down, (of_gate_up[order], of_down))
-    shapes = (size, hidden), (size, hidden), (hidden, size)
-    gate, up, last = (
-        read_matrix(checkpoint, weight_format, name, shape, dtype, device)
-        for name, shape in zip(names, shapes, strict=True)
-    )
-    gate_up = joined((gate, up), dtype)
+        reader = _OfAll(checkpoint, config, expert, layout.by_turns, dtype, device)
+        found = reader.read(names, biases)
+    else:
+        size, hidden = config.moe.expert_size, config.hidden_size
+        shapes = (size, hidden), (size, hidden), (hidden, size)
+        gate, up, down = (
+            read_matrix(checkpoint, weight_format, name, shape, dtype, device)
+            for name, shape in zip(names, shapes, strict=True)
+        )
+        found = ExpertWeights(joined((gate, up), dtype), down)
     coded = device.type == "cpu" and weight_format is not None and weight_format.held is not None
-    if coded and (isinstance(gate_up, Tensor) or isinstance(last, Tensor)):
+    if coded and (isinstance(found.gate_up, Tensor) or isinstance(found.down, Tensor)):
         raise CheckpointError(
             "config.json",
             "quantization_config: experts that are quantised in part, or not all, are not supported",
             tensor=names[0],
         )
-    return ExpertWeights(gate_up, last)
+    return found
+
+
+@dataclass(frozen=True)
+class _OfAll:
+    """Reads one expert from tensors of all: two of matrices, and two of biases if there are any."""
+
+    checkpoint: Checkpoint
+    config: ModelConfig
+    expert: int
+    by_turns: bool  # see ``SparseNames``
+    dtype: torch.dtype
+    device: torch.device
+
+    def read(self, names: Sequence[str], biases: Sequence[str]) -> ExpertWeights:
+        size, hidden = self.config.moe.expert_size, self.config.hidden_size
+        gate_up = self._matrix(names[0], 2 * size, hidden, halves=2)
+        down = self._matrix(names[1], hidden, size, halves=1)
+        order = torch.arange(2 * size)
+        if self.by_turns:
+            order = torch.cat((order[::2], order[1::2]))
+            gate_up = take_rows(gate_up, order)
+        if not self.config.moe.expert_bias:
+            return ExpertWeights(gate_up, down)
+        of_gate_up, of_down = self._bias(biases[0], 2 * size), self._bias(biases[1], hidden)
+        return ExpertWeights(gate_up, down, (of_gate_up[order], of_down))
+
+    def _matrix(self, name: str, num_out: int, num_in: int, halves: int) -> StoredWeight:
+        num, form, place = self.config.moe.num_experts, self.config.weight_format, self.expert
+        if self.by_turns and name in self.checkpoint:  # codes do not lie the other way round
+            return self._slice(name, num, num_in, num_out).T.contiguous()
+        shape = num, num_out, num_in
+        return read_entry(
+            self.checkpoint, form, name, place, shape, self.dtype, self.device, halves
+        )
+
+    def _bias(self, name: str, size: int) -> Tensor:
+        return self._slice(name, self.config.moe.num_experts, size)
+
+    def _slice(self, name: str, *shape: int) -> Tensor:
+        return self.checkpoint.read_slice(name, self.expert, shape, self.dtype, self.device)
 
 
 def _lend(shapes: Sequence[tuple[int, int]], dtype: torch.dtype) -> list[Tensor]:

@@ -121,8 +121,8 @@ def _sparse_names(
         of_layer.append(names.correction)
     if moe.shared_expert_size:
         of_layer.extend(names.shared)
-        if moe.shared_expert_gated:
-            of_layer.append(names.shared_gate)
+    if moe.shared_expert_gated:
+        of_layer.append(names.shared_gate)
     if experts:
         each = len(names.experts) == len(MATRICES)
         for expert in range(moe.num_experts if each else 1):
@@ -135,6 +135,8 @@ def _sparse_names(
 def _unused(config: ModelConfig, names: Mapping[str, StoredTensor]) -> Iterator[str]:
     patterns = [re.compile(pattern) for pattern in FAMILIES[config.family].unused]
     yield from (name for name in names if any(p.fullmatch(name) for p in patterns))
+    # transformers writes matrices of shared experts that a model does not have, with a size of 0.
+    yield from (name for name, stored in names.items() if 0 in stored.shape)
     if config.weight_format is not None:
         yield from (name for name in names if is_unread(name))
         yield from _empty_biases(config.weight_format, names)

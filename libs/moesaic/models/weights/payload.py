@@ -16,7 +16,11 @@ from moesaic.telemetry.loading import LoadProgress
 
 PIECE_BYTES = 1 << 18  # stays in a core's cache
 STORED_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-CODE_DTYPES = {"U8": torch.uint8, "F8_E4M3": torch.uint8, "I32": torch.int32, "I64": torch.int64}
+CODE_DTYPES = {
+    **dict.fromkeys(("U8", "F8_E4M3", "F8_E8M0"), torch.uint8),
+    "I32": torch.int32,
+    "I64": torch.int64,
+}
 
 _mine = threading.local()
 

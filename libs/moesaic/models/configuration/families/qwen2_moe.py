@@ -20,7 +20,7 @@ def _read(fields: Fields) -> FamilyParts:
         fields,
         "num_experts",
         norm_topk_prob=fields.flag("norm_topk_prob"),
-        shared_expert_size=fields.size("shared_expert_intermediate_size"),
+        shared_expert_size=fields.size("shared_expert_intermediate_size", least=0),
         shared_expert_gated=True,
     )
     attention = grouped_query(

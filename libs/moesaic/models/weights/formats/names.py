@@ -6,7 +6,6 @@ from moesaic.models.configuration.weight_format import Layout, WeightFormat
 
 # Of one matrix; MXFP4 has those of all experts together. The first tells a quantised matrix, but in fp8 its dtype does.
 _PARTS: Mapping[Layout, tuple[str, ...]] = {
-    "fp8": ("weight",),
     "awq": ("qweight", "qzeros", "scales"),
     "gptq": ("qweight", "qzeros", "scales", "g_idx"),
     "pack-quantized": (
@@ -17,7 +16,10 @@ _PARTS: Mapping[Layout, tuple[str, ...]] = {
         "weight_g_idx",
     ),
 }
-_UNREAD = (".input_scale",)  # of activations, which are not quantised here
+# transformers has the first name, AutoFP8 and compressed-tensors the second. They follow the name of the codes.
+SCALES_OF_FP8 = ("weight_scale_inv", "weight_scale")
+# Of activations, which are not quantised here.
+_UNREAD = (".input_scale", ".activation_scale", "_proj_activation_scale")
 
 
 def holds(found: Container[str], name: str) -> bool:
@@ -38,13 +40,16 @@ def stored_names(
         fused = f"{name}_blocks" in found
         yield from (f"{name}_blocks", f"{name}_scales") if fused else (name,)
         return
+    if weight_format.layout == "fp8":  # experts together are named without "weight"
+        scales = (name + part.removeprefix("weight") for part in SCALES_OF_FP8)
+        yield name
+        yield from [scale for scale in scales if scale in found][:1]
+        return
     prefix, _, end = name.rpartition(".")
     parts = _PARTS[weight_format.layout]
     if end != "weight" or f"{prefix}.{parts[0]}" not in found:
         yield name
         return
-    if weight_format.layout == "fp8":
-        parts += (weight_format.scale,)
     yield from (full for part in parts if (full := f"{prefix}.{part}") in found)
 
 

@@ -9,31 +9,67 @@ from moesaic.errors import CheckpointError
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.header import StoredTensor
 
+EXPONENTS = ("F8_E8M0", "U8")
 CPU = torch.device("cpu")
+# Powers of two by their exponents, plus 127, in a byte; the last is no number.
+_POWERS = torch.tensor([2.0 ** (exponent - 127) for exponent in range(255)] + [torch.nan])
 
 
 @dataclass(frozen=True)
 class MatrixParts:
-    """Reads ``PREFIX.PART`` to the CPU; every method raises ``CheckpointError`` for what is not as asked."""
+    """Reads ``PREFIX.PART`` to the CPU; every method raises ``CheckpointError`` for what is not as asked.
+
+    Attributes:
+        checkpoint: the files.
+        prefix: of the tensors' names; of matrices together, the name of the codes.
+        index: of the matrix, where the tensors have ``num`` of them together; None: they have one.
+        num: of them.
+    """
 
     checkpoint: Checkpoint
     prefix: str
+    index: int | None = None
+    num: int = 1
 
     def stored(self, part: str) -> StoredTensor | None:
         """See ``Checkpoint.stored``."""
         return self.checkpoint.stored(self._name(part))
 
+    def shape(self, part: str) -> tuple[int, ...] | None:
+        """Return the shape of this matrix's part; None: there is none."""
+        stored = self.stored(part)
+        return stored and (stored.shape if self.index is None else stored.shape[1:])
+
     def codes(self, part: str, stored_dtype: str, *shape: int) -> Tensor:
         """Read codes; see ``Checkpoint.read_codes``."""
-        return self.checkpoint.read_codes(self._name(part), shape, stored_dtype, CPU)
+        whole = self._whole(shape)
+        return self.checkpoint.read_codes(self._name(part), whole, stored_dtype, CPU, self.index)
 
     def numbers(self, part: str, *shape: int) -> Tensor:
         """Read float32."""
-        return self.checkpoint.read(self._name(part), shape, torch.float32, CPU)
+        name, whole = self._name(part), self._whole(shape)
+        if self.index is None:
+            return self.checkpoint.read(name, whole, torch.float32, CPU)
+        return self.checkpoint.read_slice(name, self.index, whole, torch.float32, CPU)
+
+    def scales(self, part: str, *shape: int) -> Tensor:
+        """Read float32, or powers of two of which the file has the exponents."""
+        stored = self.stored(part)
+        if stored is None or stored.dtype not in EXPONENTS:
+            return self.numbers(part, *shape)
+        scales = _POWERS[self.codes(part, stored.dtype, *shape).long()]
+        if bool(scales.isnan().any()):
+            raise self.error(part, "some of its scales are no number: the file is damaged")
+        return scales
 
     def error(self, part: str, problem: str) -> CheckpointError:
         """Make the error about one of the tensors, for the caller to raise."""
         return self.checkpoint.error(self._name(part), problem)
 
+    def _whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape if self.index is None else (self.num, *shape)
+
     def _name(self, part: str) -> str:
-        return f"{self.prefix}.{part}"
+        if self.index is None:
+            return f"{self.prefix}.{part}"
+        return self.prefix + part.removeprefix("weight")

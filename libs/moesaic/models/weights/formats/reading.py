@@ -10,6 +10,7 @@ from moesaic.models.configuration.weight_format import Layout, WeightFormat
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.formats import awq, fp8, gptq, mxfp4, pack_quantized
 from moesaic.models.weights.formats.parts import MatrixParts
+from moesaic.models.weights.header import StoredTensor
 
 _Read = Callable[[MatrixParts, WeightFormat, int, int], StoredWeight]
 _INTEGERS: Mapping[Layout, tuple[str, _Read]] = {
@@ -59,11 +60,19 @@ def read_entry(
     shape: tuple[int, int, int],
     dtype: torch.dtype,
     device: torch.device,
+    halves: int = 1,
 ) -> StoredWeight:
-    """Read matrix ``index`` of the fused matrices ``name``, of ``shape`` (matrices, out, in); see ``read_matrix``."""
-    if weight_format is None or weight_format.layout != "mxfp4" or name in checkpoint:
-        return checkpoint.read_slice(name, index, shape, dtype, device)
-    return _settled(mxfp4.read_entry(checkpoint, name, index, *shape), dtype, device)
+    """Read matrix ``index`` of the fused matrices ``name``, of ``shape`` (matrices, out, in); see ``read_matrix``.
+
+    Each is of ``halves`` that may have been quantised one by one, as gate and up are.
+    """
+    stored = checkpoint.stored(name)
+    if weight_format is not None and stored is None and weight_format.layout == "mxfp4":
+        return _settled(mxfp4.read_entry(checkpoint, name, index, *shape), dtype, device)
+    if weight_format is not None and _is_fp8(weight_format, stored):
+        parts = MatrixParts(checkpoint, name, index, shape[0])
+        return _settled(fp8.read(parts, weight_format, *shape[1:], halves), dtype, device)
+    return checkpoint.read_slice(name, index, shape, dtype, device)
 
 
 def joined(weights: Sequence[StoredWeight], dtype: torch.dtype) -> StoredWeight:
@@ -87,10 +96,13 @@ def _reader(
     """Find the reader of a matrix; None: it is not quantised."""
     if weight_format is None:
         return None
-    if weight_format.layout == "fp8":
-        stored = checkpoint.stored(f"{prefix}.weight")
-        return fp8.read if stored and stored.dtype == "F8_E4M3" else None
+    if _is_fp8(weight_format, checkpoint.stored(f"{prefix}.weight")):
+        return fp8.read
     if weight_format.layout not in _INTEGERS:
         return None
     first, read = _INTEGERS[weight_format.layout]
     return read if f"{prefix}.{first}" in checkpoint else None
+
+
+def _is_fp8(weight_format: WeightFormat, stored: StoredTensor | None) -> bool:
+    return weight_format.layout == "fp8" and stored is not None and stored.dtype == "F8_E4M3"

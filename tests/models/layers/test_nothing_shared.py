@@ -1,0 +1,39 @@
+"""Models without shared experts, whose files transformers gives matrices without numbers."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from benchmarks.parity.cases import ParityCase, Served, build_reference, prompt_of, reference_logits
+from tests.models.layers.test_parity import TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("family", "field"),
+    [
+        ("deepseek_v2", "n_shared_experts"),
+        ("deepseek_v3", "n_shared_experts"),
+        ("glm4_moe", "n_shared_experts"),
+        ("qwen2_moe", "shared_expert_intermediate_size"),
+        ("granitemoeshared", "shared_intermediate_size"),
+        ("ernie4_5_moe", "moe_num_shared_experts"),
+    ],
+)
+@pytest.mark.parametrize("original", [True, False])
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_a_model_without_shared_experts_is_served(
+    tmp_path: Path, family: str, field: str, original: bool
+) -> None:
+    case = ParityCase(family, "nothing shared", {field: 0})
+    reference = build_reference(case, tmp_path, save_original_format=original)
+    prompt = prompt_of(23, seed=1)
+
+    logits = Served(tmp_path).forward([(prompt, 0, list(range(6)))])
+
+    expected = reference_logits(reference, prompt)
+    torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=0)
+    stored = load_file(tmp_path / "model.safetensors")
+    left_out = family in ("ernie4_5_moe", "granitemoeshared")
+    assert left_out == all(tensor.numel() for tensor in stored.values())

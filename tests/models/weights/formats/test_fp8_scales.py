@@ -1,0 +1,218 @@
+"""The shapes, names and dtypes in which fp8 files have their scales."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from benchmarks.parity.cases import CPU, Served, prompt_of
+from moesaic.errors import CheckpointError
+from moesaic.kernels.stored_weights import dequantised
+from moesaic.models.configuration.config import load_config
+from moesaic.models.configuration.weight_format import WeightFormat
+from moesaic.models.weights.checkpoint import Checkpoint
+from moesaic.models.weights.experts import load_expert
+from moesaic.models.weights.files import list_tensors
+from moesaic.models.weights.formats.reading import read_matrix
+from moesaic.models.weights.inventory import tensor_names
+from tests.models.weights.formats.conftest import Both, assert_close
+from tests.models.weights.test_inventory import assert_bytes_add_up
+
+Make = Callable[[str, str], Both]
+PROMPT = prompt_of(40, seed=3)
+TABLE = list(range(8))
+BLOCKS = "fp8, blocks of 32 x 32"
+AUTOFP8 = {
+    "quant_method": "fp8",
+    "activation_scheme": "static",
+    "ignored_layers": ["lm_head"],
+    "kv_cache_scheme": None,
+}
+TRANSFORMERS_5 = {
+    "quant_method": "fp8",
+    "activation_scheme": "static",
+    "dequantize": False,
+    "expert_dtype": "fp8",
+    "modules_to_convert": None,
+    "modules_to_not_convert": ["lm_head"],
+    "scale_fmt": "float",
+    "weight_block_size": None,
+}
+
+
+def logits_of(directory: Path) -> Tensor:
+    return Served(directory).forward([(PROMPT, 0, TABLE)])
+
+
+def rewrite(both: Both, tensors: dict[str, Tensor], told: dict[str, Any]) -> None:
+    """Replace all tensors of the quantised model, and its ``quantization_config``."""
+    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(whole, both.published / "model.safetensors", {"format": "pt"})
+    path = both.published / "config.json"
+    fields = json.loads(path.read_text()) | {"quantization_config": told}
+    path.write_text(json.dumps(fields))
+
+
+@pytest.mark.parametrize(
+    ("told", "scale", "activation"),
+    [
+        (AUTOFP8, "weight_scale", "input_scale"),
+        (TRANSFORMERS_5, "weight_scale_inv", "activation_scale"),
+    ],
+)
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_a_scale_of_all_weights_may_have_any_shape_of_one_number(
+    make: Make, told: dict[str, Any], scale: str, activation: str, shape: tuple[int, ...]
+) -> None:
+    both = make("qwen3_moe", "float-quantized, by tensor")
+    tensors = {}
+    for name, tensor in load_file(both.published / "model.safetensors").items():
+        prefix, _, end = name.rpartition(".")
+        if end == "weight_scale":
+            tensors[f"{prefix}.{scale}"] = tensor.view(shape)
+            tensors[f"{prefix}.{activation}"] = torch.ones(shape)
+        else:
+            tensors[name] = tensor
+    rewrite(both, tensors, told)
+
+    assert_close(logits_of(both.published), logits_of(both.values), both.published)
+
+
+@pytest.mark.parametrize("told", [AUTOFP8, TRANSFORMERS_5])
+@pytest.mark.parametrize("axes", [1, 2])
+def test_scales_of_outputs_are_told_by_their_shape(
+    make: Make, told: dict[str, Any], axes: int
+) -> None:
+    both = make("qwen3_moe", "float-quantized, by channel")
+    whole = load_file(both.published / "model.safetensors")
+    rewrite(
+        both, {n: t.flatten() if axes == 1 and "_scale" in n else t for n, t in whole.items()}, told
+    )
+
+    assert_close(logits_of(both.published), logits_of(both.values), both.published)
+
+
+def test_blocks_that_the_configuration_leaves_out_are_of_128_as_in_transformers(
+    make: Make,
+) -> None:
+    both = make("mixtral", "fp8, blocks of 128")
+    both.configure(weight_block_size=...)
+
+    assert_close(logits_of(both.published), logits_of(both.values), both.published)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e8m0fnu, torch.uint8, torch.bfloat16])
+@pytest.mark.parametrize("told", [{}, {"scale_fmt": "ue8m0"}])
+def test_scales_may_be_powers_of_two_as_deepseek_v31_has_them(
+    make: Make, dtype: torch.dtype, told: dict[str, Any]
+) -> None:
+    both = make("deepseek_v2", BLOCKS)
+    whole = load_file(both.published / "model.safetensors")
+    scales = {
+        name: torch.exp2(torch.log2(tensor).ceil())
+        for name, tensor in whole.items()
+        if name.endswith("_scale_inv")
+    }
+    both.change(**scales)
+    expected = logits_of(both.published)
+
+    stored = torch.float8_e8m0fnu if dtype == torch.uint8 else dtype
+    both.change(**{name: tensor.to(stored).view(dtype) for name, tensor in scales.items()})
+    both.configure(**told)
+
+    assert torch.equal(logits_of(both.published), expected)
+
+
+def test_the_ends_of_ue8m0_are_read_and_what_is_no_number_is_refused(tmp_path: Path) -> None:
+    def numbers(exponent: int) -> Tensor:
+        codes = torch.ones(32, 32).to(torch.float8_e4m3fn)
+        scales = torch.tensor([[exponent]], dtype=torch.uint8).view(torch.float8_e8m0fnu)
+        tensors = {"x.weight": codes, "x.weight_scale_inv": scales}
+        save_file(tensors, tmp_path / "model.safetensors")
+        form = WeightFormat("fp8", 8, 32, 32, "weight_scale_inv")
+        read = read_matrix(Checkpoint(tmp_path), form, "x.weight", (32, 32), torch.float32, CPU)
+        return dequantised(read, torch.float32)
+
+    assert float(numbers(127)[0, 0]) == 1
+    assert float(numbers(254)[0, 0]) == 2.0**127
+    assert float(numbers(0)[0, 0]) == 2.0**-127
+    with pytest.raises(CheckpointError, match=r"weight_scale_inv.*no number"):
+        numbers(255)
+
+
+def fused(whole: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Put experts together as transformers keeps them in memory: codes, then scales, of gate above those of up."""
+    tensors, found = {}, dict[tuple[str, str], dict[tuple[int, str], Tensor]]()
+    for name, tensor in whole.items():
+        head, _, tail = name.partition(".experts.")
+        if not tail:
+            tensors[name] = tensor
+            continue
+        expert, matrix, end = tail.split(".")
+        place = found.setdefault((f"{head}.experts.", end.removeprefix("weight")), {})
+        place[int(expert), matrix] = tensor
+    for (head, end), matrices in found.items():
+        experts = sorted({expert for expert, _ in matrices})
+        halves = [[matrices[i, f"{part}_proj"] for part in ("gate", "up")] for i in experts]
+        tensors[f"{head}gate_up_proj{end}"] = torch.stack([torch.cat(both) for both in halves])
+        tensors[f"{head}down_proj{end}"] = torch.stack([matrices[i, "down_proj"] for i in experts])
+    return tensors
+
+
+@pytest.mark.parametrize(
+    ("family", "form", "told"),
+    [
+        ("qwen3_moe", BLOCKS, {}),
+        ("qwen3_moe", "fp8, blocks of 128", {}),  # 160 outputs of each half fill no blocks
+        ("qwen3_moe", "fp8, blocks of 16", {}),
+        ("deepseek_v2", BLOCKS, {"scale_fmt": "float"}),
+        ("qwen3_moe", "float-quantized, by channel", {}),
+        ("qwen3_moe", "float-quantized, by tensor", {}),
+    ],
+)
+def test_experts_of_fp8_may_lie_together(
+    make: Make, family: str, form: str, told: dict[str, Any]
+) -> None:
+    both = make(family, form)
+    config = json.loads((both.published / "config.json").read_text())["quantization_config"]
+    whole = load_file(both.published / "model.safetensors")
+    if "tensor" in form:
+        whole = {n: t.view(1, 1) if n.endswith("_scale") else t for n, t in whole.items()}
+    rewrite(both, fused(whole), config | told)
+
+    assert_close(logits_of(both.published), logits_of(both.values), both.published)
+    stored = list_tensors(both.published)
+    assert set(tensor_names(load_config(both.published), stored)) == set(stored)
+    assert_bytes_add_up(Checkpoint(both.published), load_config(both.published))
+
+
+def test_experts_together_whose_blocks_may_lie_in_two_ways_are_refused(make: Make) -> None:
+    both = make("qwen3_moe", "fp8, blocks of 128")
+    whole = fused(load_file(both.published / "model.safetensors"))
+    name = "model.layers.0.mlp.experts.gate_up_proj_scale_inv"
+    both.configure(weight_block_size=[90, 128])  # 2 for each half of 160, and 4 for the whole
+    told = json.loads((both.published / "config.json").read_text())["quantization_config"]
+    assert whole[name].shape == (8, 4, 1)
+    rewrite(both, whole, told)
+    config, checkpoint = load_config(both.published), Checkpoint(both.published)
+
+    with pytest.raises(CheckpointError, match=f"{name}.*160 outputs of gate and of up do not fill"):
+        load_expert(checkpoint, config, 0, 0, torch.float32, CPU)
+
+
+def test_experts_of_which_none_is_quantised_are_refused(make: Make) -> None:
+    both = make("qwen3_moe", BLOCKS)
+    numbers = load_file(both.values / "model.safetensors")
+    whole = load_file(both.published / "model.safetensors")
+    of_experts = {n: t for n, t in numbers.items() if ".experts." in n}
+    told = json.loads((both.published / "config.json").read_text())["quantization_config"]
+    kept = {n: t for n, t in whole.items() if ".experts." not in n}
+    rewrite(both, kept | fused(of_experts), told)
+
+    with pytest.raises(CheckpointError, match="quantised in part, or not all"):
+        Served(both.published)
