@@ -8,6 +8,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+from docs.reference.checkpoint_fields import fields_page
 from docs.reference.request_fields import request_fields_page
 from moesaic.settings import ServiceSettings
 from moesaic.usage.flags import Flag, flags_of
@@ -119,9 +120,10 @@ def _cell(text: str) -> str:
 
 
 def main() -> None:
-    """Write the pages beside this file."""
+    """Write all pages beside this file."""
     (HERE / "settings.md").write_text(settings_page(), encoding="utf-8")
     (HERE / "metrics.md").write_text(metrics_page(), encoding="utf-8")
+    (HERE / "checkpoint-fields.md").write_text(fields_page(), encoding="utf-8")
     (HERE / "request-fields.md").write_text(request_fields_page(MADE), encoding="utf-8")
 
 

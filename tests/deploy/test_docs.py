@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.reference import generate
+from docs.reference import checkpoint_fields, generate
 from moesaic.services.gateway.app import body_types
 from moesaic.services.gateway.fields.known import REFUSED
 
@@ -53,6 +53,11 @@ def test_every_field_of_requests_is_on_the_page_of_fields() -> None:
     told = [kind.model_fields.keys() for _, kind in body_types()]
     for name in (*REFUSED, *(name for names in told for name in names)):
         assert f"| `{name}` |" in page or f"| `{name.rstrip('_')}` |" in page
+
+
+def test_every_field_of_a_checkpoint_is_on_the_page_of_fields() -> None:
+    page = (generate.HERE / "checkpoint-fields.md").read_text(encoding="utf-8")
+    assert page == checkpoint_fields.fields_page()
 
 
 def test_each_path_is_told_in_fifteen_files_at_most() -> None:

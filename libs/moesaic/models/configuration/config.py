@@ -48,14 +48,24 @@ def load_config(directory: Path) -> ModelConfig:
     files = [path for path in (directory / "config.json", generation) if path.exists()]
     fields = Fields("config.json", read_json(directory / "config.json"))
     ends = Fields(generation.name, read_json(generation) if generation in files else {})
-    return _read(directory, fields, ends, _digest_of(files))
+    return read_config(fields, ends, directory, _digest_of(files))
 
 
-def _read(directory: Path, fields: Fields, generation: Fields, config_digest: str) -> ModelConfig:
+def read_config(
+    fields: Fields,
+    generation: Fields,
+    directory: Path | None = None,
+    config_digest: str = "",
+) -> ModelConfig:
+    """Read the fields of both files, and the tokenizer of the directory, if one is given.
+
+    Raises:
+        CheckpointError: as ``load_config`` does.
+    """
     model_type = fields.choice("model_type", tuple(FAMILIES))
     family = FAMILIES[model_type]
     fields = fields.filled(family.defaults, {"dtype": "torch_dtype", **family.spellings})
-    fields.choice("hidden_act", ("silu",))
+    fields.choice("hidden_act", ("silu", "swish"))
     _refuse_unsupported(fields)
     parts = family.read(fields)
     attention = parts.attention
@@ -82,7 +92,7 @@ def _read(directory: Path, fields: Fields, generation: Fields, config_digest: st
         moe=parts.moe,
         moe_layers=parts.moe_layers,
         dense_size=parts.dense_size,
-        eos_token_ids=read_end_tokens(directory, fields, generation, vocab_size),
+        eos_token_ids=read_end_tokens(fields, generation, directory, vocab_size),
         dtype=_read_dtype(fields, weight_format),
         config_digest=config_digest,
         weight_format=weight_format,

@@ -18,7 +18,7 @@ _FIELD = "eos_token_id"
 
 
 def read_end_tokens(
-    directory: Path, config: Fields, generation: Fields, vocab_size: int
+    config: Fields, generation: Fields, directory: Path | None, vocab_size: int
 ) -> tuple[int, ...]:
     """Unite the end tokens of ``config.json``, of ``generation_config.json`` and of the tokenizer.
 
@@ -29,7 +29,7 @@ def read_end_tokens(
         CheckpointError: a file is not valid.
     """
     found: dict[int, None] = {}
-    for file, token_id in _named(directory, config, generation):
+    for file, token_id in _named(config, generation, directory):
         if token_id < vocab_size:
             found[token_id] = None
         else:
@@ -40,10 +40,14 @@ def read_end_tokens(
     return tuple(found) or tuple(token_id for token_id in default if token_id < vocab_size)
 
 
-def _named(directory: Path, config: Fields, generation: Fields) -> Iterator[tuple[str, int]]:
+def _named(
+    config: Fields, generation: Fields, directory: Path | None
+) -> Iterator[tuple[str, int]]:
     for file, fields in (("generation_config.json", generation), ("config.json", config)):
         if fields.gives(_FIELD):
             yield from ((file, token_id) for token_id in fields.sizes(_FIELD))
+    if directory is None:
+        return
     # The token that a tokenizer's class has by default is nobody's word on this model.
     text = read_special_tokens(directory, of_class=False).get("eos_token")
     if text and (files := TokenizerFiles.read(directory)).base:

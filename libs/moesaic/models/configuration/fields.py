@@ -55,10 +55,12 @@ class Fields:
         values: Mapping[str, Any],
         prefix: str = "",
         defaults: Mapping[str, Any] = MappingProxyType({}),
+        asked: set[str] | None = None,
     ) -> None:
+        """Read ``values`` of ``file``; of an object in it, with a ``prefix``, and what is ``asked`` for in common."""
         self._file, self._values, self._prefix = file, values, prefix
         self._defaults, self._spelled = defaults, dict[str, str]()
-        self._asked = set[str]()
+        self.asked = set[str]() if asked is None else asked
 
     def filled(self, defaults: Mapping[str, Any], spellings: Mapping[str, str]) -> "Fields":
         """Return the same fields with defaults.
@@ -70,10 +72,9 @@ class Fields:
         Raises:
             CheckpointError: a field is there under both names, with two values.
         """
-        filled = Fields(self._file, dict(self._values), self._prefix, defaults)
-        filled._asked = self._asked
+        filled = Fields(self._file, dict(self._values), self._prefix, defaults, self.asked)
         for name, other in spellings.items():
-            self._asked.add(other)
+            self._ask(other)
             if self._values.get(other) is not None:
                 if self._values.get(name) is None:
                     filled._values = {**filled._values, name: self._values[other]}
@@ -104,7 +105,7 @@ class Fields:
 
     def gives(self, name: str) -> bool:
         """Return true if the file itself has a field ``name`` that is not null."""
-        self._asked.add(name)
+        self._ask(name)
         return self._values.get(name) is not None
 
     def size(self, name: str, *, least: int = 1, most: int = MOST) -> int:
@@ -186,7 +187,10 @@ class Fields:
 
     def under(self, name: str, values: Mapping[str, Any]) -> "Fields":
         """Return ``values`` as the fields of the object ``name``."""
-        return Fields(self._file, values, f"{self._prefix}{name}.")
+        return Fields(self._file, values, f"{self._prefix}{name}.", asked=self.asked)
+
+    def _ask(self, name: str) -> None:
+        self.asked.add(self._prefix + name)
 
     def refuse_unread(self, without_effect: Container[str], why: str) -> None:
         """Refuse, for the reason ``why``, a field of the file that nobody has asked for.
@@ -194,12 +198,12 @@ class Fields:
         A field that is null, false or empty says nothing, and those ``without_effect`` may say anything.
         """
         for name, value in self._values.items():
-            known = name in self._asked or name in without_effect
+            known = self._prefix + name in self.asked or name in without_effect
             if not known and value is not None and value is not False and value not in ("", [], {}):
                 raise self.error(name, f"{shown(value)} {why}")
 
     def _find(self, name: str) -> Any:
-        self._asked.add(name)
+        self._ask(name)
         return self._values[name] if name in self._values else self._defaults.get(name)
 
     def _get(self, name: str) -> Any:

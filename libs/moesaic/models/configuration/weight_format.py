@@ -189,7 +189,7 @@ def _read_packed_scheme(weights: Fields) -> WeightFormat:
     ordered = weights.has("actorder") and weights.choice(
         "actorder", ("group", "dynamic", "weight", "static")
     ) in ("group", "dynamic")
-    group = _group(weights, "group_size") if strategy == "group" else _no_group(weights)
+    group = _group_of(weights, strategy)
     return WeightFormat(
         "pack-quantized",
         _bits(weights, "num_bits", (4, 8)),
@@ -208,7 +208,7 @@ def _read_float_scheme(weights: Fields) -> WeightFormat:
     if strategy == "block":
         rows, columns = _block(weights, "block_structure")
         return WeightFormat("fp8", 8, columns, rows)
-    _no_group(weights)
+    _group_of(weights, strategy)
     return WeightFormat("fp8", 8, None, 1 if strategy == "channel" else None)
 
 
@@ -231,12 +231,15 @@ def _block(fields: Fields, name: str) -> tuple[int, int]:
     return sizes
 
 
-def _no_group(fields: Fields) -> None:
-    """Refuse a size of groups where a whole row, or all rows, share a scale."""
-    if fields.has("group_size") and fields.size("group_size", least=-1) != -1:
-        raise fields.error(
-            "group_size", "contradicts strategy, which says that there are no groups"
+def _group_of(weights: Fields, strategy: str) -> int | None:
+    """Read the inputs that share a scale; a size of groups may stand only where there are some."""
+    if strategy == "group":
+        return _group(weights, "group_size")
+    if weights.has("group_size") and weights.size("group_size", least=-1) != -1:
+        raise weights.error(
+            "group_size", f"there are no groups with strategy {strategy!r}: leave it out"
         )
+    return None
 
 
 def _group(fields: Fields, name: str) -> int | None:

@@ -38,7 +38,9 @@ class MatrixParts:
     def shape(self, part: str) -> tuple[int, ...] | None:
         """Return the shape of this matrix's part; None: there is none."""
         stored = self.stored(part)
-        return stored and (stored.shape if self.index is None else stored.shape[1:])
+        if stored is None:
+            return None
+        return stored.shape if self.index is None else stored.shape[1:]
 
     def codes(self, part: str, stored_dtype: str, *shape: int) -> Tensor:
         """Read codes; see ``Checkpoint.read_codes``."""

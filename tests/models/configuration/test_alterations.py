@@ -1,0 +1,72 @@
+"""Whatever a field of a family's class says, our logits are those of transformers, or a field is named."""
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from benchmarks.parity.cases import Served
+from benchmarks.parity.configurations import CLASSES
+from moesaic.errors import CheckpointError
+from moesaic.models.configuration.config import load_config
+from tests.models.configuration.alterations import PROMPT, Alteration, alterations, reference
+
+TOLERANCE = 1e-4  # of the standard deviation of logits, or of 1
+SAMPLED = 331  # one in so many
+
+
+def found_of(alteration: Alteration, directory: Path) -> str:
+    """What comes of an alteration: ``equal``, ``refused``, ``no reference``, ``short``, or what is wrong."""
+    expected = reference(alteration, directory)
+    try:
+        if expected is None:
+            load_config(directory)
+            return "no reference"
+        served = Served(directory)
+    except CheckpointError as error:
+        fields = {*alteration.changes, "num_key_value_heads", "tensors have no place"}
+        named = any(name in str(error) for name in fields)
+        return "refused" if named else f"names no field: {error}"
+    if served.config.max_positions < len(PROMPT):
+        return "short"
+    logits = served.forward([(PROMPT, 0, list(range(4)))])
+    if logits.shape != expected.shape:
+        return f"{list(logits.shape)} instead of {list(expected.shape)}"
+    error_of_it = float((logits - expected).abs().max())
+    most = TOLERANCE * max(1.0, float(expected.std()))
+    return "equal" if error_of_it <= most else f"off by {error_of_it}"
+
+
+def compare(some: Iterable[Alteration]) -> Counter[str]:
+    """Count what comes of alterations; fail if any of them is wrong."""
+    counted, wrong = Counter[str](), list[str]()
+    for alteration in some:
+        with TemporaryDirectory() as directory:
+            found = found_of(alteration, Path(directory))
+        if found in ("equal", "refused", "no reference", "short"):
+            counted[found] += 1
+        else:
+            wrong.append(f"{alteration}: {found}")
+    assert not wrong, "\n".join(wrong)
+    return counted
+
+
+def test_a_sample_of_altered_configurations_means_what_it_means_in_transformers() -> None:
+    everything = list(chain.from_iterable(map(alterations, CLASSES)))
+
+    counted = compare(everything[::SAMPLED])
+
+    assert counted["equal"] > 15
+    assert len({each.family for each in everything[::SAMPLED]}) == len(CLASSES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", CLASSES)
+def test_every_altered_configuration_means_what_it_means_in_transformers(family: str) -> None:
+    counted = compare(alterations(family))
+
+    print(f"{family}: {dict(counted)}")
+    assert counted["equal"] > 400
