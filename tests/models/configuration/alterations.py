@@ -194,12 +194,13 @@ _OF_FAMILY: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Alteration:
-    """One ``config.json`` of a family, and what is other in it."""
+    """One ``config.json`` of a family, and what is other in it, beside a small model or one with more options."""
 
     family: str
     name: str
     changes: dict[str, Any]
     rich: bool = False
+    odd: bool = False  # of a type or a size that the field may not have
 
     def __str__(self) -> str:
         return f"{self.family}: {self.name}"
@@ -228,12 +229,13 @@ def alterations(family: str) -> Iterator[Alteration]:
     told, more = base(family), base(family, rich=True)
     yield Alteration(family, "as written", {})
     yield Alteration(family, "as version 4 writes it", older(told))
-    for name, value in _values_of(family, told):
-        yield Alteration(family, f"{name} = {value!r}", {name: value})
     yield Alteration(family, "rich", {}, rich=True)
     yield Alteration(family, "rich, as version 4 writes it", older(more), rich=True)
-    for name, value in _values_of(family, more):
-        yield Alteration(family, f"rich, {name} = {value!r}", {name: value}, rich=True)
+    for rich, of in ((False, told), (True, more)):
+        for odd, values in ((False, _values_of), (True, _odd_values_of)):
+            for name, value in values(family, of):
+                shown = f"{'rich, ' * rich}{name} = {value!r}"
+                yield Alteration(family, shown, {name: value}, rich, odd)
     for group in _groups(told):
         shown = {k: v for k, v in group.items() if k != "rope_theta"}
         yield Alteration(family, f"rope_parameters = {shown}", {"rope_parameters": group})
@@ -258,18 +260,28 @@ def _values_of(family: str, told: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     names = {field.name: field.default for field in dataclasses.fields(cls)}
     for name, default in names.items():
         value = told.get(name, default)
-        for other in [*_BY_NAME.get(name, _others(value)), *_ODD]:
-            if name != "rope_parameters" and (other != value or type(other) is not type(value)):
-                yield name, other
-        small = not isinstance(default, int) or isinstance(default, bool) or default < 9
-        if name in told and small and name not in ("rope_parameters", "num_experts_per_tok"):
-            yield name, ...
-    for name in cls.attribute_map:
-        yield name, told.get(cls.attribute_map[name])
-        yield name, 4
+        if name != "rope_parameters":
+            others = _BY_NAME.get(name, _others(value))
+            yield from ((name, other) for other in others if other != value)
+            large = isinstance(default, int) and default > 8  # no model so large can be made
+            if name in told and not large and name != "num_experts_per_tok":
+                yield name, ...
+    for name, meant in cls.attribute_map.items():
+        yield from ((name, told.get(meant)), (name, 4))
     for name, values in OLDER.items():
-        for value in () if name in names else values:
-            yield name, value
+        yield from ((name, value) for value in values if name not in names)
+    for size in (16, 64):
+        group = {**told["rope_parameters"], "rope_type": "yarn", "factor": 4.0}
+        group["original_max_position_embeddings"] = size
+        yield "rope_parameters", group
+
+
+def _odd_values_of(family: str, told: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for field in dataclasses.fields(config_class(family)):
+        value = told.get(field.name, field.default)
+        for odd in () if field.name == "rope_parameters" else _ODD:
+            if odd != value or type(odd) is not type(value):
+                yield field.name, odd
 
 
 def _others(value: Any) -> list[Any]:

@@ -15,7 +15,7 @@ from moesaic.models.configuration.config import load_config
 from tests.models.configuration.alterations import PROMPT, Alteration, alterations, reference
 
 TOLERANCE = 1e-4  # of the standard deviation of logits, or of 1
-SAMPLED = 331  # one in so many
+SAMPLED = 241  # one in so many, of those that are not odd
 
 
 def found_of(alteration: Alteration, directory: Path) -> str:
@@ -27,8 +27,7 @@ def found_of(alteration: Alteration, directory: Path) -> str:
             return "no reference"
         served = Served(directory)
     except CheckpointError as error:
-        fields = {*alteration.changes, "num_key_value_heads", "tensors have no place"}
-        named = any(name in str(error) for name in fields)
+        named = any(name in str(error) for name in (*alteration.file, "have no place"))
         return "refused" if named else f"names no field: {error}"
     if served.config.max_positions < len(PROMPT):
         return "short"
@@ -55,12 +54,13 @@ def compare(some: Iterable[Alteration]) -> Counter[str]:
 
 
 def test_a_sample_of_altered_configurations_means_what_it_means_in_transformers() -> None:
-    everything = list(chain.from_iterable(map(alterations, CLASSES)))
+    everything = chain.from_iterable(map(alterations, CLASSES))
+    sample = [each for each in everything if not each.odd][::SAMPLED]
 
-    counted = compare(everything[::SAMPLED])
+    counted = compare(sample)
 
-    assert counted["equal"] > 15
-    assert len({each.family for each in everything[::SAMPLED]}) == len(CLASSES)
+    assert counted["equal"] > len(sample) / 2
+    assert len({each.family for each in sample}) == len(CLASSES)
 
 
 @pytest.mark.slow

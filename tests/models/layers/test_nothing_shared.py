@@ -4,9 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from benchmarks.parity.cases import ParityCase, Served, build_reference, prompt_of, reference_logits
+from moesaic.errors import CheckpointError
+from moesaic.models.configuration.config import load_config
+from moesaic.models.weights.checkpoint import Checkpoint
 from tests.models.layers.test_parity import TOLERANCE
 
 
@@ -37,3 +40,18 @@ def test_a_model_without_shared_experts_is_served(
     stored = load_file(tmp_path / "model.safetensors")
     left_out = family in ("ernie4_5_moe", "granitemoeshared")
     assert left_out == all(tensor.numel() for tensor in stored.values())
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_scales_beside_a_matrix_without_numbers_have_no_place_either(tmp_path: Path) -> None:
+    build_reference(ParityCase("deepseek_v2", "nothing shared", {"n_shared_experts": 0}), tmp_path)
+    path, config = tmp_path / "model.safetensors", load_config(tmp_path)
+    stored = load_file(path)
+    scale = {"model.layers.1.mlp.shared_experts.up_proj.weight_scale": torch.tensor(1.0)}
+
+    save_file(stored | scale, path)
+    Checkpoint.of_model(tmp_path, config)
+
+    save_file(stored | {name.replace("shared_", "other_"): t for name, t in scale.items()}, path)
+    with pytest.raises(CheckpointError, match=r"other_experts\.up_proj\.weight_scale"):
+        Checkpoint.of_model(tmp_path, config)

@@ -135,8 +135,10 @@ def _sparse_names(
 def _unused(config: ModelConfig, names: Mapping[str, StoredTensor]) -> Iterator[str]:
     patterns = [re.compile(pattern) for pattern in FAMILIES[config.family].unused]
     yield from (name for name in names if any(p.fullmatch(name) for p in patterns))
-    # transformers writes matrices of shared experts that a model does not have, with a size of 0.
-    yield from (name for name, stored in names.items() if 0 in stored.shape)
+    # transformers writes matrices of shared experts that a model does not have, with a size of 0; quantised, they have
+    # scales beside them.
+    empty = {name.rpartition(".")[0] for name, stored in names.items() if 0 in stored.shape}
+    yield from (name for name in names if name.rpartition(".")[0] in empty)
     if config.weight_format is not None:
         yield from (name for name in names if is_unread(name))
         yield from _empty_biases(config.weight_format, names)
