@@ -14,8 +14,8 @@ from moesaic.kernels.held_bytes import WeightForm
 from moesaic.kernels.stored_weights import StoredWeight, dequantised, take_rows
 from moesaic.models.configuration.architecture import ModelConfig
 from moesaic.models.weights.checkpoint import Checkpoint
-from moesaic.models.weights.formats.names import stored_names
-from moesaic.models.weights.formats.reading import joined, read_entry, read_matrix
+from moesaic.models.weights.formats.names import shared_scales, stored_names
+from moesaic.models.weights.formats.reading import joined, read_apart, read_entry, read_matrix
 from moesaic.models.weights.formats.rounding import rounded
 from moesaic.models.weights.tensor_names import layer_prefix, sparse_names
 
@@ -91,7 +91,16 @@ def expert_bytes(checkpoint: Checkpoint, config: ModelConfig, layer: int, expert
         stored_names(config.weight_format, layer_prefix(layer) + name, checkpoint) for name in names
     )
     num_bytes = checkpoint.nbytes(chain.from_iterable(stored))
-    return num_bytes // (moe.num_experts if len(layout.experts) == 2 else 1)
+    of_all = checkpoint.nbytes(_shared_scales(checkpoint, config, layer))
+    return (
+        num_bytes if len(layout.experts) == 3 else num_bytes // moe.num_experts
+    ) + of_all // moe.num_experts
+
+
+def _shared_scales(checkpoint: Checkpoint, config: ModelConfig, layer: int) -> tuple[str, ...]:
+    prefix, layout = layer_prefix(layer), sparse_names(config, checkpoint, layer)
+    names = [prefix + name for name in layout.experts]
+    return shared_scales(config.weight_format, names, checkpoint)
 
 
 def _load_apart(
@@ -112,6 +121,16 @@ def _load_apart(
     if len(names) == 2:  # all experts of the layer in two tensors
         reader = _OfAll(checkpoint, config, expert, layout.by_turns, dtype, device)
         found = reader.read(names, biases)
+    elif weight_format is not None and (scales := _shared_scales(checkpoint, config, layer)):
+        size, hidden, num = config.moe.expert_size, config.hidden_size, config.moe.num_experts
+        gate_up, down = (
+            read_apart(checkpoint, weight_format, of, name, expert, (num, *shape), dtype, device)
+            for of, name, shape in (
+                ((names[0], names[1]), scales[0], (2 * size, hidden)),
+                ((names[2],), scales[1], (hidden, size)),
+            )
+        )
+        found = ExpertWeights(gate_up, down)
     else:
         size, hidden = config.moe.expert_size, config.hidden_size
         shapes = (size, hidden), (size, hidden), (hidden, size)

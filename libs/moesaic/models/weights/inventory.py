@@ -10,7 +10,7 @@ from moesaic.models.configuration.families import FAMILIES
 from moesaic.models.configuration.family import MATRICES, mlp_names
 from moesaic.models.configuration.weight_format import WeightFormat
 from moesaic.models.weights.files import all_zeros, same_payload
-from moesaic.models.weights.formats.names import is_unread, stored_names
+from moesaic.models.weights.formats.names import is_unread, shared_scales, stored_names
 from moesaic.models.weights.header import StoredTensor
 from moesaic.models.weights.tensor_names import (
     EMBEDDING,
@@ -64,6 +64,9 @@ def tensor_names(
     """List every tensor of the model, without routed ``experts`` if it says so, as in files that have ``found``."""
     for name in _plain_names(config, found, experts):
         yield from stored_names(config.weight_format, name, found)
+    for layer in config.moe_layers if experts else ():
+        names = [layer_prefix(layer) + name for name in sparse_names(config, found, layer).experts]
+        yield from shared_scales(config.weight_format, names, found)
 
 
 def _plain_names(config: ModelConfig, found: Container[str], experts: bool) -> Iterator[str]:

@@ -20,7 +20,7 @@ from moesaic.models.weights.experts import load_expert
 from moesaic.models.weights.files import list_tensors
 from moesaic.models.weights.formats.reading import read_matrix
 from moesaic.models.weights.inventory import tensor_names
-from tests.models.weights.formats.conftest import Both, assert_close
+from tests.models.weights.formats.conftest import Both, assert_close, some
 from tests.models.weights.test_inventory import assert_bytes_add_up
 
 Make = Callable[[str, str], Both]
@@ -189,6 +189,41 @@ def test_experts_of_fp8_may_lie_together(
     stored = list_tensors(both.published)
     assert set(tensor_names(load_config(both.published), stored)) == set(stored)
     assert_bytes_add_up(Checkpoint(both.published), load_config(both.published))
+
+
+@pytest.mark.parametrize(
+    ("family", "form"),
+    [
+        ("qwen3_moe", BLOCKS),
+        ("qwen3_moe", "fp8, blocks of 128"),
+        ("deepseek_v2", "fp8, blocks of 128"),
+        ("mixtral", BLOCKS),
+    ],
+)
+def test_scales_may_lie_together_beside_experts_one_by_one(
+    make: Make, family: str, form: str
+) -> None:
+    """As transformers saves a model that it has quantised."""
+    both = make(family, form)
+    told = json.loads((both.published / "config.json").read_text())["quantization_config"]
+    whole = load_file(both.published / "model.safetensors")
+    usual = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+
+    def renamed(name: str) -> str:
+        return ".".join(usual.get(part, part) for part in name.split("."))
+
+    scales = {n for n in whole if ".experts." in n and n.endswith("_scale_inv")}
+    together = fused({renamed(name): whole[name] for name in scales})
+    rewrite(both, {n: t for n, t in whole.items() if n not in scales} | together, told)
+
+    assert_close(logits_of(both.published), logits_of(both.values), both.published)
+    stored = list_tensors(both.published)
+    assert set(tensor_names(load_config(both.published), stored)) == set(stored)
+    assert_bytes_add_up(Checkpoint(both.published), load_config(both.published))
+    damaged = f"{min(n for n in whole if '.experts.' in n and n.endswith('.weight'))}"
+    both.change(**{damaged: some(whole[damaged], float("nan"))})
+    with pytest.raises(CheckpointError, match=rf"{damaged}.*no number"):
+        Served(both.published)
 
 
 def test_experts_together_whose_blocks_may_lie_in_two_ways_are_refused(make: Make) -> None:

@@ -1,6 +1,6 @@
 """The tensors of a matrix in each format, by the ends of their names. Needs no torch."""
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 from moesaic.models.configuration.weight_format import Layout, WeightFormat
 
@@ -51,6 +51,25 @@ def stored_names(
         yield name
         return
     yield from (full for part in parts if (full := f"{prefix}.{part}") in found)
+
+
+def shared_scales(
+    weight_format: WeightFormat | None, experts: Sequence[str], found: Container[str]
+) -> tuple[str, ...]:
+    """Name the two tensors with the scales of all experts, of gate and up and of down, beside codes one by one.
+
+    transformers saves its own fp8 models so. Empty: there are none.
+
+    Args:
+        weight_format: of the model.
+        experts: names of the matrices of each expert, ``{}`` for its number.
+        found: all tensors.
+    """
+    if weight_format is None or weight_format.layout != "fp8" or len(experts) == 2:
+        return ()
+    prefix = experts[0].partition("{}")[0]
+    both = (f"{prefix}gate_up_proj_scale_inv", f"{prefix}down_proj_scale_inv")
+    return both if both[0] in found else ()
 
 
 def is_unread(name: str) -> bool:

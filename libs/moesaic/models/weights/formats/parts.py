@@ -75,3 +75,24 @@ class MatrixParts:
         if self.index is None:
             return f"{self.prefix}.{part}"
         return self.prefix + part.removeprefix("weight")
+
+
+@dataclass(frozen=True)
+class ApartParts(MatrixParts):
+    """The same of a matrix whose codes are in ``matrices`` of its own, one below the other."""
+
+    matrices: tuple[str, ...] = ()
+
+    def codes(self, part: str, stored_dtype: str, *shape: int) -> Tensor:
+        """Read codes; see ``Checkpoint.read_codes``."""
+        if part != "weight":
+            return super().codes(part, stored_dtype, *shape)
+        each = shape[0] // len(self.matrices), *shape[1:]
+        read = self.checkpoint.read_codes
+        return torch.cat([read(name, each, stored_dtype, CPU) for name in self.matrices])
+
+    def error(self, part: str, problem: str) -> CheckpointError:
+        """Make the error about one of the tensors, for the caller to raise."""
+        if part != "weight":
+            return super().error(part, problem)
+        return self.checkpoint.error(self.matrices[0], problem)

@@ -9,7 +9,7 @@ from moesaic.kernels.stored_weights import StoredWeight, cat_rows, dequantised
 from moesaic.models.configuration.weight_format import Layout, WeightFormat
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.formats import awq, fp8, gptq, mxfp4, pack_quantized
-from moesaic.models.weights.formats.parts import MatrixParts
+from moesaic.models.weights.formats.parts import ApartParts, MatrixParts
 from moesaic.models.weights.header import StoredTensor
 
 _Read = Callable[[MatrixParts, WeightFormat, int, int], StoredWeight]
@@ -73,6 +73,25 @@ def read_entry(
         parts = MatrixParts(checkpoint, name, index, shape[0])
         return _settled(fp8.read(parts, weight_format, *shape[1:], halves), dtype, device)
     return checkpoint.read_slice(name, index, shape, dtype, device)
+
+
+def read_apart(
+    checkpoint: Checkpoint,
+    weight_format: WeightFormat,
+    matrices: tuple[str, ...],
+    scales: str,
+    index: int,
+    shape: tuple[int, int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> StoredWeight:
+    """Read fp8 ``matrices`` one below the other, with scales that are entry ``index`` of the tensor ``scales``.
+
+    Their ``shape`` is that of ``read_entry``, which see for the rest.
+    """
+    prefix = scales.removesuffix("_scale_inv")
+    parts = ApartParts(checkpoint, prefix, index, shape[0], matrices)
+    return _settled(fp8.read(parts, weight_format, *shape[1:], len(matrices)), dtype, device)
 
 
 def joined(weights: Sequence[StoredWeight], dtype: torch.dtype) -> StoredWeight:
