@@ -26,7 +26,8 @@ def found_of(alteration: Alteration, directory: Path) -> str:
             return "no reference"
         served = Served(directory)
     except CheckpointError as error:
-        named = any(name in str(error) for name in (*alteration.file, "have no place"))
+        fields = (*alteration.file, *alteration.changes, "have no place")
+        named = any(name in str(error) for name in fields)
         return "refused" if named else f"names no field: {error}"
     if served.config.max_positions < len(PROMPT):
         return "short"
