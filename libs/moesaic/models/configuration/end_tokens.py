@@ -40,9 +40,7 @@ def read_end_tokens(
     return tuple(found) or tuple(token_id for token_id in default if token_id < vocab_size)
 
 
-def _named(
-    config: Fields, generation: Fields, directory: Path | None
-) -> Iterator[tuple[str, int]]:
+def _named(config: Fields, generation: Fields, directory: Path | None) -> Iterator[tuple[str, int]]:
     for file, fields in (("generation_config.json", generation), ("config.json", config)):
         if fields.gives(_FIELD):
             yield from ((file, token_id) for token_id in fields.sizes(_FIELD))
