@@ -13,6 +13,9 @@ from typing import Any
 
 import jinja2
 import jinja2.meta
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from moesaic.helper.limits import Limits
@@ -33,12 +36,13 @@ def answer(question: Any) -> dict[str, Any]:
     """Describe or render a template: ``source``, and to render it ``variables`` too.
 
     Returns:
-        ``asks_for``, the names of its variables, or ``text``; or ``refused``, the reason why not.
+        ``asks_for``, the names of its variables, and ``words``, the fields and texts that it names; or ``text``; or
+        ``refused``, the reason why not.
     """
     source, variables = question["source"], question["variables"]
     try:
         if variables is None:
-            return {"asks_for": _asks_for(source)}
+            return _described(source)
         return {"text": _text(_compiled(source), variables)}
     except MemoryError:
         raise
@@ -47,9 +51,13 @@ def answer(question: Any) -> dict[str, Any]:
         return {"refused": str(error)[:MAX_TOLD]}
 
 
-def _asks_for(source: str) -> list[str]:
+def _described(source: str) -> dict[str, list[str]]:
     _compiled(source)
-    return sorted(jinja2.meta.find_undeclared_variables(_environment().parse(source)))
+    tree = _environment().parse(source)
+    fields = {node.attr for node in tree.find_all(nodes.Getattr)}
+    texts = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
+    asks_for = jinja2.meta.find_undeclared_variables(tree)
+    return {"asks_for": sorted(asks_for), "words": sorted(fields | texts)}
 
 
 @functools.lru_cache(maxsize=2)
@@ -57,15 +65,63 @@ def _compiled(source: str) -> jinja2.Template:
     return _environment().from_string(source)
 
 
+class _Generation(Extension):
+    """``{% generation %}``, which marks the assistant's part for training: a scope of its own, written as it is."""
+
+    tags = {"generation"}  # noqa: RUF012  # as its base declares it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_written"), [], [], body).set_lineno(line)
+
+    def _written(self, caller: jinja2.runtime.Macro) -> str:
+        text: str = caller()
+        return text
+
+
+class _Dict:
+    """``dict``, of which a template can only make new ones."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """``namespace``, which stores no names that begin with an underscore."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        # The first argument is this object; ``self`` may be a name to store.
+        this, *rest = args
+        names = dict(*rest, **kwargs)
+        for name in names:
+            _check_stored(name)
+        jinja2.utils.Namespace.__init__(this, names)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_stored(name)
+        super().__setitem__(name, value)
+
+
+def _check_stored(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a namespace cannot store {name!r}")
+
+
 @functools.cache
 def _environment() -> ImmutableSandboxedEnvironment:
     """Make the environment in which ``transformers`` renders chat templates."""
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
+    environment.globals["dict"] = _Dict()
+    environment.globals["namespace"] = _Namespace
     return environment
 
 
