@@ -20,14 +20,15 @@ from moesaic.classification.wording import PACKAGED, Wording
 from moesaic.errors import InvalidInput
 from moesaic.models.configuration.config import ModelConfig, load_config
 from moesaic.models.configuration.context import with_context
-from moesaic.models.configuration.fields import Fields, read_json, read_text
+from moesaic.models.configuration.fields import Fields, read_json
 from moesaic.models.configuration.strict_json import shown
 from moesaic.models.configuration.tokenizer_files import read_special_tokens
-from moesaic.models.text.chat import TEMPLATE_KWARGS, ChatTemplate, with_texts
+from moesaic.models.text.chat import ChatTemplate, with_texts
 from moesaic.models.text.dialects.detection import ReasoningParser, ToolCallParser, dialect_of
 from moesaic.models.text.dialects.dialect import Dialect
-from moesaic.models.text.dialects.thinking import Opened
+from moesaic.models.text.dialects.thinking import SWITCHES, Opened
 from moesaic.models.text.spelling import SpelledPrompt, Spelling
+from moesaic.models.text.template_files import template_info
 from moesaic.models.text.tokenizer import StreamDecoder, TextTooLong, Tokenizer
 
 T = TypeVar("T")
@@ -38,13 +39,21 @@ HUGE_CHARS = 1 << 18  # from here on a text takes so long that it has to wait fo
 MAX_LISTED = 1 << 19  # tokens that ``/tokenize`` lists, if the context is shorter
 PER_MESSAGE_CHARS = 50  # what rendering a message costs, as text
 SERVING_FILE = "moesaic.json"  # what a checkpoint's maker says about serving it; optional
+_OWN_FIELDS = ("add_generation_prompt", "messages")  # of a request, whatever a template asks for
 
 
 class ChatPrompt(NamedTuple):
-    """A conversation as tokens, and how its end leaves the reasoning."""
+    """A conversation as tokens.
+
+    Attributes:
+        token_ids: its tokens.
+        opened: how its end leaves the reasoning.
+        ignored: names of keywords for the chat template that change nothing.
+    """
 
     token_ids: list[int]
     opened: Opened
+    ignored: list[str]
 
 
 class Language:
@@ -82,12 +91,7 @@ class Language:
         source = self._template.source if self._template is not None else None
         self.dialect: Dialect = dialect_of(source, tool_call_parser, reasoning_parser)
         serving = _serving(directory)
-        self.dialogue = Dialogue.of(
-            _InContext(self.tokenizer, self.max_tokens),
-            self._template,
-            self.config.eos_token_ids,
-            _wording(serving),
-        )
+        self.wording = _wording(serving)
         self.classify_methods = _classify_methods(serving)
         self.tokenizer_info = _tokenizer_info(directory)
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="language")
@@ -95,6 +99,51 @@ class Language:
         self._threads_of_short = ThreadPoolExecutor(
             NUM_THREADS, thread_name_prefix="language-short"
         )
+
+    @functools.cached_property
+    def dialogue(self) -> Dialogue:
+        """The model's way of asking and answering. To learn it renders the chat template.
+
+        Raises:
+            InvalidInput: the template refuses a plain question.
+        """
+        return self._dialogue({})
+
+    def dialogue_with(self, kwargs: Mapping[str, Any]) -> tuple[Dialogue, list[str]]:
+        """Learn the way of asking and answering under some keywords for the chat template.
+
+        Returns:
+            With it, the keywords that change nothing, by their fields.
+
+        Raises:
+            InvalidInput: the template refuses a plain question.
+        """
+        ignored = self._ignored(kwargs, tools=kwargs.get("tools") is not None)
+        kwargs = {name: value for name, value in kwargs.items() if name not in ignored}
+        told = (
+            self._dialogue(with_texts(kwargs, self.tokenizer.parted)) if kwargs else self.dialogue
+        )
+        return told, _fields(ignored)
+
+    def _dialogue(self, kwargs: Mapping[str, Any]) -> Dialogue:
+        encoder = _InContext(self.tokenizer, self.max_tokens)
+        if self._template is None:
+            return Dialogue.of(encoder, None, self.config.eos_token_ids, self.wording)
+        off = {name: False for name in SWITCHES if name in self._template.variables}
+        template = _With(self._template, {**off, **kwargs})
+        ends, wording = self.config.eos_token_ids, self.wording
+        return Dialogue.of(encoder, template, ends, wording, self.dialect.closing)
+
+    def _ignored(self, kwargs: Mapping[str, Any], *, tools: bool) -> list[str]:
+        """List the keywords for the chat template that change nothing.
+
+        Raises:
+            InvalidInput: one stands for a field of the request.
+        """
+        for name in kwargs.keys() & set(_OWN_FIELDS):
+            fix = f"is set from the request's own {name}: leave it out here"
+            raise InvalidInput(f"chat_template_kwargs.{name}", fix)
+        return [] if self._template is None else self._template.ignored(kwargs, tools=tools)
 
     @property
     def max_tokens(self) -> int:
@@ -185,27 +234,20 @@ class Language:
         if self._template is None:
             raise self._no_template or InvalidInput("messages", "this model has no chat template")
         template = self._template
-        for name in (
-            template_kwargs.keys() - TEMPLATE_KWARGS
-        ):  # it must not stand in for an argument of ours
-            allowed = ", ".join(sorted(TEMPLATE_KWARGS))
-            raise InvalidInput(f"chat_template_kwargs.{name[:60]}", f"is not one of {allowed}")
+        tools = tools or template_kwargs.get("tools")
+        ignored = self._ignored(template_kwargs, tools=tools is not None)
+        kwargs = {name: value for name, value in template_kwargs.items() if name not in ignored}
+        kwargs |= {} if tools is None else {"tools": tools}
+        change = None if control_tokens else self.tokenizer.parted
 
         def render() -> str:
-            told, kwargs = messages, template_kwargs
-            if any("tool_calls" in message for message in messages):
-                told = template.call_form.of(messages)
-            if tools:
-                kwargs = {**kwargs, "tools": tools}
-            if not control_tokens:
-                told, kwargs = with_texts([told, kwargs], self.tokenizer.parted)
-            return template.render(told, add_generation_prompt=add_generation_prompt, **kwargs)
+            return template.write(messages, add_generation_prompt, change=change, **kwargs)
 
         def encode(text: str) -> ChatPrompt:
             encode = self.tokenizer.encode if control_tokens else self.tokenizer.encode_parted
             with self.naming("messages"):
                 token_ids = encode(text, False, most or self.max_tokens)
-            return ChatPrompt(token_ids, self.dialect.left_by(text))
+            return ChatPrompt(token_ids, self.dialect.left_by(text), _fields(ignored))
 
         text = await self.work_waiting(size, render)
         return await self.work(len(text), encode, text)
@@ -213,6 +255,11 @@ class Language:
     def takes(self, variable: str) -> bool:
         """True if the chat template asks for a variable, such as ``tools``."""
         return self._template is not None and variable in self._template.variables
+
+    @property
+    def template_words(self) -> frozenset[str]:
+        """Fields and texts that the chat template names, such as fields of messages."""
+        return frozenset() if self._template is None else self._template.words
 
     def decoder(self, *, skip_special_tokens: bool, kept: Collection[str] = ()) -> StreamDecoder:
         """Make a decoder for one answer, which keeps the special tokens with some texts."""
@@ -252,6 +299,21 @@ class _InContext:
         return self._tokenizer.encode_parted(text, add_special_tokens, self._most)
 
 
+class _With:
+    """A chat template with some keywords set."""
+
+    def __init__(self, template: ChatTemplate, kwargs: Mapping[str, Any]) -> None:
+        self._template, self._kwargs = template, kwargs
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
+        """Write a conversation as text."""
+        return self._template.write(messages, add_generation_prompt, **self._kwargs)
+
+
+def _fields(keywords: Sequence[str]) -> list[str]:
+    return [f"chat_template_kwargs.{name}" for name in keywords]
+
+
 def _tokenizer_info(directory: Path) -> dict[str, Any]:
     """Read ``tokenizer_config.json`` as clients expect it: special tokens as texts, the chat template inside."""
     path = directory / "tokenizer_config.json"
@@ -262,10 +324,7 @@ def _tokenizer_info(directory: Path) -> dict[str, Any]:
         for name, value in (read_json(path) if path.is_file() else {}).items()
         if not name.endswith("_token")
     }
-    template = directory / "chat_template.jinja"
-    if template.is_file():
-        info["chat_template"] = read_text(template)
-    return info | read_special_tokens(directory, of_class=False)
+    return info | template_info(directory) | read_special_tokens(directory, of_class=False)
 
 
 def _serving(directory: Path) -> dict[str, Any]:

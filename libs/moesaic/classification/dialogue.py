@@ -1,6 +1,6 @@
 """The frame that a model's chat template puts around an answer: its lead and its end."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from moesaic.classification.wording import PACKAGED, Wording
 
 _PROBE = "x"
+_ANSWER = "probe_answer"  # in no template's own text
 
 
 class Encoder(Protocol):
@@ -38,6 +39,7 @@ class Dialogue:
     it and answer himself.
 
     Attributes:
+        opening: text of the template between a question and its answer, such as an empty chain of thought.
         lead: blank space that the model puts before an answer.
         end_token_ids: the end of its turn: one token, or none if the model has no such token.
         wording: the words of its questions.
@@ -48,6 +50,7 @@ class Dialogue:
     lead: str
     end_token_ids: tuple[int, ...]
     wording: Wording = PACKAGED
+    opening: str = ""
 
     @classmethod
     def of(
@@ -56,25 +59,36 @@ class Dialogue:
         template: Template | None,
         eos_token_ids: Sequence[int],
         wording: Wording = PACKAGED,
+        closing: Callable[[str], str | None] = lambda prompt: None,
     ) -> "Dialogue":
         """Learn the lead and the end of answers.
 
         Without a template, answers follow the wording's ``tail`` and a space.
+
+        Args:
+            tokenizer, template: of the model.
+            eos_token_ids: its end tokens.
+            wording: the words of its questions.
+            closing: writes the text that ends the reasoning at the end of a prompt; None: there is no reasoning.
         """
         if template is None:
             return cls(tokenizer, None, " ", tuple(eos_token_ids[:1]), wording)
         asked = template.render([_turn("user")], add_generation_prompt=True)
         answered = template.render(
-            [_turn("user"), {"role": "assistant", "content": _PROBE}], add_generation_prompt=False
+            [_turn("user"), {"role": "assistant", "content": _ANSWER}], add_generation_prompt=False
         )
-        start = answered.rfind(_PROBE)
-        between = answered[len(asked) : start] if answered.startswith(asked) else ""
-        ending = tokenizer.encode_parted(answered[start + len(_PROBE) :], add_special_tokens=False)
+        before, _, after = answered.rpartition(_ANSWER)
+        ending = tokenizer.encode_parted(after, add_special_tokens=False)
         ends = [token_id for token_id in ending if token_id in eos_token_ids] or [*eos_token_ids]
-        # A template may fill the turn with more than blank space (an empty chain of thought, say); that is not
-        # part of a label.
-        lead = between if between.isspace() else ""
-        return cls(tokenizer, template, lead, tuple(ends[:1]), wording)
+        between = before[len(asked) :] if before.startswith(asked) else ""
+        close = closing(asked)
+        if between.isspace() and close is None:
+            return cls(tokenizer, template, between, tuple(ends[:1]), wording)
+        # Text of the template stands in the prompt. Its own way to an answer goes before any other.
+        opening = between if between.strip() or not close else close
+        lead = " " if opening.endswith(" ") else ""
+        opening = opening.removesuffix(lead)
+        return cls(tokenizer, template, lead, tuple(ends[:1]), wording, opening)
 
     def ask(self, question: str) -> list[int]:
         """Encode a user turn, up to the start of the answer."""
@@ -102,7 +116,7 @@ class Dialogue:
         if self.template is None:
             return question + self.wording.words["tail"]
         messages = [{"role": "user", "content": question}]
-        return self.template.render(messages, add_generation_prompt=True)
+        return self.template.render(messages, add_generation_prompt=True) + self.opening
 
 
 def _turn(role: str) -> dict[str, str]:

@@ -103,6 +103,15 @@ class InferenceWire(RequestBody):
         return 1
 
 
+class AskingWire(InferenceWire):
+    """Fields of the routes that put questions of their own to the model."""
+
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None,
+        description="for the chat template; without it, templates that can turn reasoning off do",
+    )
+
+
 class TextPart(BodyPart):
     """One part of a message's content."""
 

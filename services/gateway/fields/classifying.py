@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from moesaic.classification.forms import MAX_LABELS
-from moesaic.services.gateway.fields.bodies import MAX_PROMPTS, InferenceWire, as_list
+from moesaic.services.gateway.fields.bodies import MAX_PROMPTS, AskingWire, as_list
 from moesaic.services.gateway.fields.formats import BodyPart
 
 
@@ -16,7 +16,7 @@ class LabelWire(BodyPart):
     description: str | None = None
 
 
-class ClassifyWire(InferenceWire):
+class ClassifyWire(AskingWire):
     """Body of ``/v1/classify``."""
 
     input: str | list[str]

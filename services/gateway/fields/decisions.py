@@ -16,7 +16,7 @@ from pydantic import (
 from moesaic.classification.decisions import Asked, Turn
 from moesaic.classification.forms import Label
 from moesaic.errors import InvalidInput
-from moesaic.services.gateway.fields.bodies import InferenceWire, TextPart
+from moesaic.services.gateway.fields.bodies import AskingWire, TextPart
 from moesaic.services.gateway.fields.bounded import Bounded
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
@@ -83,7 +83,7 @@ AnyQuestionWire = PredicateWire | ChoiceWire | GradeWire
 QuestionWire = Annotated[AnyQuestionWire, Field(discriminator="type")]
 
 
-class DecisionsWire(InferenceWire):
+class DecisionsWire(AskingWire):
     """Body of ``/v1/decisions``."""
 
     model_config = ConfigDict(extra="forbid")

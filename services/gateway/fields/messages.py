@@ -1,6 +1,6 @@
 """Messages: the body of ``/v1/chat/completions``."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -8,6 +8,8 @@ from pydantic import Field
 from moesaic.errors import InvalidInput
 from moesaic.services.gateway.fields.bodies import TextPart
 from moesaic.services.gateway.fields.formats import BodyPart
+
+_TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 class CalledFunction(BodyPart):
@@ -34,9 +36,14 @@ class Message(BodyPart):
     tool_call_id: str | None = Field(None, max_length=256)
     reasoning: str | None = Field(None, description="of an assistant's turn; for templates")
     reasoning_content: str | None = Field(None, description="the same")
+    thinking: Any = Field(None, description="the same")
 
-    def for_template(self, field: str) -> dict[str, Any]:
+    def for_template(self, field: str, words: Collection[str] = ()) -> dict[str, Any]:
         """Write the turn as chat templates take it.
+
+        Args:
+            field: its place in the request, for errors.
+            words: fields and texts that the template names: one that names no developers has system messages.
 
         Raises:
             InvalidInput: the turn holds something other than text, or what its role does not have.
@@ -46,35 +53,27 @@ class Message(BodyPart):
             raise InvalidInput(f"{field}.role", fix, code="unsupported_parameter")
         if self.tool_calls and self.role != "assistant":
             raise InvalidInput(f"{field}.tool_calls", "belong to messages with role assistant")
-        turn: dict[str, Any] = {
-            "role": "system" if self.role == "developer" else self.role,
-            "content": self._text(field),
-        }
-        if self.role == "tool" and self.tool_call_id is not None:
-            turn["tool_call_id"] = self.tool_call_id
+        instructs = self.role == "developer" and "developer" not in words
+        turn: dict[str, Any] = {"role": "system" if instructs else self.role}
+        if self.content is not None:
+            turn["content"] = self._content(field)
         if self.role == "assistant":
             turn |= self._calls_and_reasoning()
-        return turn
+        if self.role == "tool" and self.tool_call_id is not None:
+            turn["tool_call_id"] = self.tool_call_id
+        return turn | (self.model_extra or {})
 
-    def _text(self, field: str) -> str:
-        parts = (
-            [TextPart(type="text", text=self.content)]
-            if isinstance(self.content, str)
-            else self.content
-        )
-        for part in parts or []:
-            if part.type not in ("text", "input_text") or part.text is None:
+    def _content(self, field: str) -> str | list[dict[str, str]]:
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        for part in self.content:
+            if part.type not in _TEXT_PARTS or part.text is None:
                 what = f"content of type {part.type[:40]!r} is not supported, only text"
                 raise InvalidInput(f"{field}.content", what, code="unsupported_parameter")
-        return "\n".join(part.text or "" for part in parts or [])
+        return [{"type": "text", "text": part.text or ""} for part in self.content]
 
     def _calls_and_reasoning(self) -> dict[str, Any]:
         turn: dict[str, Any] = {}
-        reasoning = self.reasoning_content or self.reasoning
-        if reasoning:
-            turn["reasoning_content"] = reasoning
-            if not (self.tool_calls and self.content):  # gpt-oss' template takes one of the two
-                turn["thinking"] = reasoning
         if self.tool_calls:
             turn["tool_calls"] = [
                 {
@@ -84,13 +83,20 @@ class Message(BodyPart):
                 }
                 for call in self.tool_calls
             ]
+        for name in ("reasoning_content", "thinking", "reasoning"):
+            if (value := getattr(self, name)) is not None:
+                turn[name] = value
         return turn
 
 
-def turns_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def turns_of(messages: Sequence[Message], words: Collection[str] = ()) -> list[dict[str, Any]]:
     """Write a conversation as chat templates take it.
+
+    Args:
+        messages: the turns.
+        words: fields and texts that the template names.
 
     Raises:
         InvalidInput: a turn holds something other than text, or what its role does not have.
     """
-    return [message.for_template(f"messages[{i}]") for i, message in enumerate(messages)]
+    return [message.for_template(f"messages[{i}]", words) for i, message in enumerate(messages)]

@@ -8,6 +8,7 @@ from moesaic.errors import InvalidInput
 from moesaic.services.gateway.fields.bodies import (
     MAX_PROMPTS,
     TOKEN_IDS,
+    AskingWire,
     InferenceWire,
     TokenId,
     as_list,
@@ -35,7 +36,7 @@ class Pairs(NamedTuple):
     fields: list[str]
 
 
-class ScoreWire(InferenceWire):
+class ScoreWire(AskingWire):
     """Body of ``/v1/score``: one text and many, or as many of both; by whichever two names."""
 
     queries: Texts | None = None
@@ -84,7 +85,7 @@ class DocumentWire(BodyPart):
     text: str
 
 
-class RerankWire(InferenceWire):
+class RerankWire(AskingWire):
     """Body of ``/v1/rerank``."""
 
     query: str

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import structlog
@@ -47,6 +48,22 @@ def check_extras(body: BaseModel) -> list[str]:
                 refusal = Refusal("", ONLY_KNOWN[name])
             _take(f"{place[1:]}.{field}", value, refusal, ignored, f"{name}.{field}")
     return _shown(ignored)
+
+
+def with_template(
+    ignored: Sequence[str], keywords: Sequence[str], words: Collection[str]
+) -> list[str]:
+    """Name what changes nothing once the chat template is known.
+
+    Args:
+        ignored: fields that ``check_extras`` named.
+        keywords: keywords for the template that it does not ask for.
+        words: fields that the template names: those of messages reach it.
+    """
+    left = {
+        name for name in ignored if name.removeprefix("messages.") not in words or "." not in name
+    }
+    return _shown(left | set(keywords[:MOST_NAMES]))
 
 
 def _take(field: str, value: Any, refusal: Refusal | None, ignored: set[str], name: str) -> None:

@@ -6,6 +6,7 @@ from moesaic.errors import InvalidInput
 from moesaic.services.gateway.admission import admit
 from moesaic.services.gateway.fields.generating import ChatWire
 from moesaic.services.gateway.fields.messages import turns_of
+from moesaic.services.gateway.fields.unsupported import with_template
 from moesaic.services.gateway.generate.answers import begin
 from moesaic.services.gateway.generate.chat_shape import ChatShape
 from moesaic.services.gateway.generate.deliver import Delivery
@@ -38,16 +39,18 @@ async def create_chat_completion(body: ChatWire, request: Request) -> Response:
     language = gateway.language
     size = admitted.record.num_bytes
     wanted = await language.work(size, wanted_of, body, language)
-    template_kwargs, unknown = template_kwargs_of(body, language)
-    admitted.record.ignored += unknown
-    prompt, opened = await language.encode_chat(
-        await language.work(size, turns_of, body.messages),
+    words = language.template_words
+    template_kwargs, unplaced = template_kwargs_of(body, language)
+    prompt, opened, unknown = await language.encode_chat(
+        await language.work(size, turns_of, body.messages, words),
         add_generation_prompt=body.add_generation_prompt,
         template_kwargs=template_kwargs,
         control_tokens=gateway.settings.control_tokens_in_content,
         tools=await language.work(size, tools_for_template, body, wanted),
         size=size,
     )
+    record = admitted.record
+    record.ignored = with_template(record.ignored, [*unknown, *unplaced], words)
     logprobs = LogprobCounts(_top_logprobs(body), body.prompt_logprobs)
     speech = Speech(language.dialect, wanted, opened)
     growing = await begin(admitted, [prompt], "messages", logprobs, speech=speech)

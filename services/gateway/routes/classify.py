@@ -10,6 +10,7 @@ from moesaic.errors import InvalidInput
 from moesaic.services.gateway.admission import admit
 from moesaic.services.gateway.fields.bodies import as_list
 from moesaic.services.gateway.fields.classifying import ClassifyWire, LabelWire
+from moesaic.services.gateway.fields.unsupported import with_template
 from moesaic.services.gateway.gateway import Gateway
 from moesaic.services.gateway.http.disconnect import while_connected
 from moesaic.services.gateway.http.openapi import INFERENCE, answers
@@ -29,10 +30,11 @@ async def classify(body: ClassifyWire, request: Request) -> Response:
     admitted = admit(request, body, "classify", _refusal(body))
     language = admitted.gateway.language
     num_chars = _num_chars(body, admitted.record.num_bytes)
-    form, families = await language.work_waiting(num_chars, _ask, admitted.gateway, body)
+    form, families, unknown = await language.work_waiting(num_chars, _ask, admitted.gateway, body)
+    admitted.record.ignored = with_template(admitted.record.ignored, unknown, ())
     reading = read_out(admitted, families, "input")
     told = await while_connected(request.receive, reading)
-    told.provenance.prompt_version = language.dialogue.wording.version
+    told.provenance.prompt_version = language.wording.version
 
     def answer() -> Response:
         texts = enumerate(told.logprobs)
@@ -60,12 +62,13 @@ def _refusal(body: ClassifyWire) -> RouteNotEnabled | None:
     return RouteNotEnabled(what)
 
 
-def _ask(gateway: Gateway, body: ClassifyWire) -> tuple[Form, list[list[Read]]]:
+def _ask(gateway: Gateway, body: ClassifyWire) -> tuple[Form, list[list[Read]], list[str]]:
     language, texts = gateway.language, as_list(body.input)
+    dialogue, unknown = language.dialogue_with(body.chat_template_kwargs or {})
     labels = [_label(label) for label in body.labels or ()]
     with language.naming("labels"):
         methods = language.classify_methods
-        form = normal_form(language.dialogue, labels, body.instruction, body.method, methods)
+        form = normal_form(dialogue, labels, body.instruction, body.method, methods)
     if form.method == "multi" and len(texts) * len(labels) > MAX_READS:
         fix = (
             f"{len(labels)} labels of {len(texts)} texts are {len(texts) * len(labels)} questions; "
@@ -77,7 +80,7 @@ def _ask(gateway: Gateway, body: ClassifyWire) -> tuple[Form, list[list[Read]]]:
         field = "input" if isinstance(body.input, str) else f"input[{i}]"
         reads = form.reads(text)
         families.append([bounds.read(partial(next, reads), field) for _ in range(form.num_reads)])
-    return form, families
+    return form, families, unknown
 
 
 def _num_chars(body: ClassifyWire, num_bytes: int) -> int:

@@ -15,6 +15,7 @@ from moesaic.services.gateway.fields.decisions import (
     GradeWire,
     asked_of,
 )
+from moesaic.services.gateway.fields.unsupported import with_template
 from moesaic.services.gateway.gateway import Gateway
 from moesaic.services.gateway.http.disconnect import while_connected
 from moesaic.services.gateway.http.openapi import INFERENCE, answers
@@ -42,11 +43,12 @@ async def decide(body: DecisionsWire, request: Request) -> Response:
     """Answer questions about one input: is it so, which one, how much."""
     admitted = admit(request, body, "decision")
     gateway = admitted.gateway
-    questions, reads = await gateway.language.work_waiting(
+    questions, reads, unknown = await gateway.language.work_waiting(
         _num_chars(body, admitted.record.num_bytes), _ask, gateway, body
     )
+    admitted.record.ignored = with_template(admitted.record.ignored, unknown, ())
     told = await while_connected(request.receive, read_out(admitted, [reads], "input"))
-    told.provenance.prompt_version = gateway.language.dialogue.wording.version
+    told.provenance.prompt_version = gateway.language.wording.version
 
     def answer() -> Response:
         asked = zip(body.questions, questions, told.logprobs[0], strict=True)
@@ -61,16 +63,17 @@ async def decide(body: DecisionsWire, request: Request) -> Response:
     return await gateway.language.work(len(questions) * PER_MESSAGE_CHARS, answer)
 
 
-def _ask(gateway: Gateway, body: DecisionsWire) -> tuple[list[Question], list[Read]]:
+def _ask(gateway: Gateway, body: DecisionsWire) -> tuple[list[Question], list[Read], list[str]]:
     language, evidence = gateway.language, evidence_of(body.turns())
+    dialogue, unknown = language.dialogue_with(body.chat_template_kwargs or {})
     questions, reads, bounds = [], [], Bounds(gateway)
     for i, wire in enumerate(body.questions):
         field = f"questions[{i}]"
         asked = asked_of(wire, field)
         with language.naming(field):
-            questions.append(put(language.dialogue, asked, field, language.classify_methods))
+            questions.append(put(dialogue, asked, field, language.classify_methods))
         reads.append(bounds.read(partial(questions[-1].read, evidence), "input", field))
-    return questions, reads
+    return questions, reads, unknown
 
 
 def _answer(

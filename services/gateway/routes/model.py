@@ -9,6 +9,7 @@ import moesaic
 from moesaic.errors import InvalidInput, ModelNotFound
 from moesaic.services.gateway.fields.messages import turns_of
 from moesaic.services.gateway.fields.tokenizing import DetokenizeWire, TokenizeWire
+from moesaic.services.gateway.fields.unsupported import with_template
 from moesaic.services.gateway.gateway import Gateway, gateway_of, record_of
 from moesaic.services.gateway.http.openapi import READS_BODY, answers
 from moesaic.services.gateway.http.reply import reply
@@ -78,8 +79,9 @@ async def tokenize(body: TokenizeWire, request: Request) -> Response:
         special = body.add_special_tokens is not False
         tokens = await language.list_tokens(body.prompt, add_special_tokens=special)
     else:
+        words = language.template_words
         prompt = await language.encode_chat(
-            await language.work(size, turns_of, body.messages or []),
+            await language.work(size, turns_of, body.messages or [], words),
             add_generation_prompt=body.add_generation_prompt,
             template_kwargs=body.chat_template_kwargs or {},
             control_tokens=gateway.settings.control_tokens_in_content,
@@ -87,6 +89,7 @@ async def tokenize(body: TokenizeWire, request: Request) -> Response:
             most=max(language.max_tokens, MAX_LISTED),
             size=size,
         )
+        record.ignored = with_template(record.ignored, prompt.ignored, words)
         tokens = prompt.token_ids
 
     def answer() -> Response:

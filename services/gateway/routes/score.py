@@ -16,6 +16,7 @@ from moesaic.services.gateway.fields.pairs import (
     RerankWire,
     ScoreWire,
 )
+from moesaic.services.gateway.fields.unsupported import with_template
 from moesaic.services.gateway.gateway import Gateway
 from moesaic.services.gateway.http.disconnect import while_connected
 from moesaic.services.gateway.http.openapi import INFERENCE, answers
@@ -117,21 +118,23 @@ async def _judge(admitted: Admitted[Judged], request: Request, pairs: Pairs) -> 
     gateway, instruction = admitted.gateway, admitted.body.instruction
     queries = pairs.queries * (len(pairs.documents) if len(pairs.queries) == 1 else 1)
 
-    def ask() -> list[list[Read]]:
+    def ask() -> tuple[list[list[Read]], list[str]]:
         bounds = Bounds(gateway)
-        relevance = Relevance(gateway.language.dialogue, instruction)
+        dialogue, unknown = gateway.language.dialogue_with(admitted.body.chat_template_kwargs or {})
+        relevance = Relevance(dialogue, instruction)
         reads = [
             bounds.read(partial(relevance.read, query, document), field)
             for query, document, field in zip(queries, pairs.documents, pairs.fields, strict=True)
         ]
-        return [reads] if len(pairs.queries) == 1 else [[read] for read in reads]
+        return ([reads] if len(pairs.queries) == 1 else [[read] for read in reads]), unknown
 
     num_chars = sum(map(len, queries)) + sum(map(len, pairs.documents))
     num_chars += len(queries) * PER_MESSAGE_CHARS
-    families = await gateway.language.work_waiting(num_chars, ask)
+    families, unknown = await gateway.language.work_waiting(num_chars, ask)
+    admitted.record.ignored = with_template(admitted.record.ignored, unknown, ())
     field, _, _ = pairs.fields[0].partition("[")
     told = await while_connected(request.receive, read_out(admitted, families, field))
-    told.provenance.prompt_version = gateway.language.dialogue.wording.version
+    told.provenance.prompt_version = gateway.language.wording.version
     return told
 
 

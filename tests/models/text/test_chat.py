@@ -85,10 +85,47 @@ def test_a_file_of_its_own_comes_first(tmp_path: Path) -> None:
     assert load(tmp_path, "config").render(MESSAGES) == "file <|im_end|>"
 
 
-def test_of_several_templates_the_default_is_taken(tmp_path: Path) -> None:
-    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
+NAMED = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
 
-    assert load(tmp_path, named).render(MESSAGES) == "plain"
+
+def test_of_several_templates_the_default_is_taken(tmp_path: Path) -> None:
+    assert load(tmp_path, NAMED).render(MESSAGES) == "plain"
+
+
+@pytest.mark.parametrize("place", ["config", "files", "processor"])
+def test_a_conversation_with_tools_has_the_template_for_tools(
+    tmp_path: Path, byte_level_tokenizer: Any, place: str
+) -> None:
+    config = {"chat_template": NAMED, "eos_token": "<|im_end|>"}
+    if place == "files":
+        (tmp_path / "chat_template.jinja").write_text("plain")
+        (tmp_path / "additional_chat_templates").mkdir()
+        (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
+        config["chat_template"] = "neither"
+    if place == "processor":
+        (tmp_path / "chat_template.json").write_text(json.dumps(config))
+        del config["chat_template"]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    byte_level_tokenizer.save(str(tmp_path / "tokenizer.json"))
+
+    template = ChatTemplate.load(tmp_path)
+
+    assert (template.render(MESSAGES), template.render(MESSAGES, tools=[{}])) == ("plain", "tools")
+    if place != "processor":
+        reference = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+        for tools, text in ((None, "plain"), ([{}], "tools")):
+            asked = reference.apply_chat_template(MESSAGES, tools=tools, tokenize=False)
+            assert asked == text
+
+
+def test_a_model_whose_templates_have_no_default_says_so(tmp_path: Path) -> None:
+    template = load(tmp_path, NAMED[:1])
+
+    assert template.render(MESSAGES, tools=[{}]) == "tools"
+    with pytest.raises(InvalidInput, match="is for conversations with tools: send tools"):
+        template.render(MESSAGES)
+    with pytest.raises(InvalidInput, match="templates named rag, and none is the default"):
+        load(tmp_path, [{"name": "rag", "template": "x"}])
 
 
 @pytest.mark.parametrize("name", [[], {}, 7, None])
@@ -120,12 +157,19 @@ def test_what_a_template_raises_reaches_the_caller(tmp_path: Path) -> None:
         load(tmp_path, "{{ messages[0].content.parts[0] }}").render(MESSAGES)
 
 
-@pytest.mark.parametrize(
-    "name", ["tokenize", "conversation", "chat_template", "messages_", "range"]
-)
-def test_only_known_keywords_reach_a_template(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InvalidInput, match=f"chat_template_kwargs.{name}: is not one of"):
-        load(tmp_path, CHATML).render(MESSAGES, True, **{name: "x"})
+def test_only_keywords_that_a_template_asks_for_reach_it(tmp_path: Path) -> None:
+    template = load(
+        tmp_path,
+        "{% macro f(x=inner) %}{{ x }}{% endmacro %}{{ f() }}{% block b %}{{ blocked }}{% endblock %}"
+        "{% if not set is defined %}{% set set = 1 %}{% endif %}{{ set }}{{ range(2) | list }}{{ eos_token }}",
+    )
+    kwargs = {"inner": [1, {"a": None}], "blocked": 2.5, "set": "x"}
+    unknown = {"tokenize": True, "conversation": [], "chat_template": "x", "range": 7}
+
+    text = template.render(MESSAGES, True, **kwargs, **unknown)
+
+    assert text == "[1, {'a': None}]2.5x[0, 1]<|im_end|>"
+    assert template.ignored(kwargs | unknown | {"eos_token": "x"}) == [*unknown, "eos_token"]
 
 
 # What templates of ``transformers`` may use, and what was no use to them before.
@@ -137,6 +181,21 @@ def test_only_known_keywords_reach_a_template(tmp_path: Path, name: str) -> None
         ("{% for part in [1, 2, 3] | batch(2) %}{{ part | length }}{% endfor %}", "21"),
         ("{{ {'a': 1} | tojson(separators=(',', ':')) }}", '{"a":1}'),
         ("{{ messages | tojson(indent=2) | length > 2 }}{{ 2 ** 64 }}", "True18446744073709551616"),
+        ("{% for m in messages %}{{ m.role.replace('s', '+') }}{% endfor %}", "+y+temu+er"),
+        ("{% block x %}{{ messages[0].role.replace('s', '+') }}{% endblock %}", "+y+tem"),
+        (
+            "{% for s in [1, 2, 3] | slice(2) %}{{ s | length }}{% endfor %}{{ 2.25 | round(1) }}",
+            "212.2",
+        ),
+        (
+            "{% for m in messages %}{% generation %}{{ m.role }}{% set x = 1 %}{% endgeneration %}{{ x }}{% endfor %}",
+            "systemuser",
+        ),
+        ("{% if tools is not none %}Tools: {% endif %}{{ documents is none }}", "True"),
+        (
+            "{{ dict(a=1) }}{{ dict.fromkeys('a') }}{{ namespace({'a': 1}, self=2).self }}",
+            "{'a': 1}{'a': None}2",
+        ),
     ],
 )
 def test_templates_have_all_of_jinja(tmp_path: Path, template: str, text: str) -> None:
@@ -151,6 +210,9 @@ NAMESPACE = "{% set ns = namespace(a='xx', b=[0]) %}{% for i in range(40) %}"
     [
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
         "{{ messages.append(1) }}",
+        "{% set ns = namespace(__class__=1) %}",
+        "{% set ns = namespace() %}{% set ns._a = 1 %}",
+        "{{ dict.mro() }}",
         "{{ messages[0].update({'role': 'x'}) }}",
         "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
         "{% for i in range(200000) %}x{% endfor %}",

@@ -1,5 +1,6 @@
 """Messages with tool calls, as chat templates want them: they differ in what arguments and missing texts are."""
 
+import enum
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ from moesaic.json_texts import JsonRoom, decode_text
 
 _NAME, _KEY, _VALUE, _ID = "probe_name", "probe_key", "probe_value", "probecall"
 _SCHEMA = {"type": "object", "properties": {_KEY: {"type": "string"}}}
-_TOOL: dict[str, Any] = {
+TOOL: dict[str, Any] = {
     "type": "function",
     "function": {"name": _NAME, "description": "probe", "parameters": _SCHEMA},
 }
@@ -18,11 +19,18 @@ _CALL: dict[str, Any] = {
     "type": "function",
     "function": {"name": _NAME, "arguments": json.dumps({_KEY: _VALUE})},
 }
-_PROBE: list[Mapping[str, Any]] = [
+PROBE: list[Mapping[str, Any]] = [
     {"role": "user", "content": "probe"},
-    {"role": "assistant", "content": None, "tool_calls": [_CALL]},
+    {"role": "assistant", "tool_calls": [_CALL]},
     {"role": "tool", "content": "probe", "tool_call_id": _ID, "name": _NAME},
 ]
+
+
+class Content(enum.Enum):
+    """The content of a message that only calls."""
+
+    AS_SENT = "an empty text or none, whichever was sent"
+    LEFT_OUT = "no such field"
 
 
 class CallMessages(NamedTuple):
@@ -34,7 +42,7 @@ class CallMessages(NamedTuple):
     """
 
     objects: bool
-    empty: str | None
+    empty: str | Content | None
 
     def of(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Give messages this form; each call in them has its arguments as a text.
@@ -50,8 +58,11 @@ class CallMessages(NamedTuple):
 
     def fits(self, render: Callable[..., str]) -> bool:
         """Try whether a template writes a call as it is in this form."""
+        if self.empty is Content.AS_SENT:
+            sent = (Content.LEFT_OUT, "")
+            return all(CallMessages(self.objects, empty).fits(render) for empty in sent)
         try:
-            text = render(self.of(_PROBE), add_generation_prompt=False, tools=[_TOOL])
+            text = render(self.of(PROBE), add_generation_prompt=False, tools=[TOOL])
         except InvalidInput:
             return False
         wrong = (f"{{'{_KEY}'", f'\\"{_KEY}')  # an object as Python writes it, a text within a text
@@ -64,7 +75,13 @@ class CallMessages(NamedTuple):
             self._call(call, f"messages[{number}].tool_calls[{i}].function.arguments", room)
             for i, call in enumerate(message["tool_calls"])
         ]
-        return {**message, "content": message["content"] or self.empty, "tool_calls": calls}
+        told = {**message, "tool_calls": calls}
+        if message.get("content") or self.empty is Content.AS_SENT:
+            return told
+        told["content"] = self.empty
+        if self.empty is Content.LEFT_OUT:
+            del told["content"]
+        return told
 
     def _call(self, call: Mapping[str, Any], field: str, room: JsonRoom) -> Mapping[str, Any]:
         function = call["function"]
@@ -83,5 +100,6 @@ class CallMessages(NamedTuple):
         return arguments
 
 
-CALL_FORMS = [CallMessages(objects, empty) for objects in (True, False) for empty in ("", None)]
+_EMPTY: list[str | Content | None] = [Content.AS_SENT, Content.LEFT_OUT, "", None]
+CALL_FORMS = [CallMessages(objects, empty) for objects in (True, False) for empty in _EMPTY]
 """All forms, the usual one first. Where a call has no text, some templates write what they are given."""

@@ -1,136 +1,157 @@
-"""Chat templates: messages to the one text that the model was trained on. Needs no torch.
-
-Neither the messages nor a template, which comes with the model, are trusted: a helper process renders
-them, within limits of time and memory (``rendering``).
-"""
+"""Chat templates: messages to the one text that the model was trained on. Needs no torch."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
 
 from moesaic.errors import CheckpointError, InvalidInput
-from moesaic.helper.helper import Helper
-from moesaic.helper.limits import TooMuch
-from moesaic.models.configuration.fields import read_json, read_text
 from moesaic.models.configuration.tokenizer_files import read_special_tokens
-from moesaic.models.text.call_messages import CALL_FORMS, CallMessages
-from moesaic.models.text.rendering import LIMITS, MAX_HELD
+from moesaic.models.text.message_forms import MessageForms
+from moesaic.models.text.program import Program, TemplateRefusal
+from moesaic.models.text.template_files import DEFAULT, TOOL_USE, read_templates
 
-TEMPLATE_KWARGS = frozenset(
-    {"enable_thinking", "thinking", "reasoning_effort", "tools", "documents"}
-)
-MAX_PROCESSES = 5  # that render at a time
-
-_RENDERING = "moesaic.models.text.rendering"
-# All templates of a process share the helper, which ends with the last of them.
-_helpers: WeakValueDictionary[str, Helper] = WeakValueDictionary()
+Messages = Sequence[Mapping[str, Any]]
+_ALWAYS: dict[str, Any] = {"tools": None, "documents": None}
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one field; the first counts
 
 
 class ChatTemplate:
     """The chat template of one model directory. Safe to use from several threads.
 
+    Some models have a second one, for conversations with tools.
+
     Attributes:
-        source: its text.
-        variables: names that it asks for, such as ``tools``.
+        source: the text of the templates.
+        special: the texts of ``bos_token`` and the like, which they know as variables.
+        variables: names that they ask for, such as ``tools``.
+        words: fields and texts that they name, such as ``content``.
     """
 
-    def __init__(self, source: str, special: Mapping[str, str]) -> None:
+    def __init__(
+        self, source: str | None, special: Mapping[str, str], tool_use: str | None = None
+    ) -> None:
         """Take the parts; ``load`` reads them.
 
         Args:
-            source: its text.
+            source: text of the template for conversations without tools, if there is one.
             special: the texts of ``bos_token`` and the like.
+            tool_use: text of the template for conversations with tools; None: the same.
 
         Raises:
-            ValueError: it is no template.
+            ValueError: one is no template.
             NotReady: the helper process was ended or stopped from outside.
         """
-        self._helper = _helpers.get(_RENDERING) or Helper(
-            _RENDERING, [], LIMITS, most=MAX_PROCESSES
-        )
-        _helpers[_RENDERING] = self._helper
-        self.source, self._special = source, dict(special)
-        self.variables = frozenset(self._asked(None)["asks_for"])
+        self.special = dict(special)
+        self._plain = None if source is None else Program(source)
+        self._tool_use = self._plain if tool_use is None else Program(tool_use)
+        programs = [program for program in {self._plain, self._tool_use} if program is not None]
+        self.source = "\n".join(program.source for program in programs)
+        self.variables = frozenset[str]().union(*(program.variables for program in programs))
+        self.words = frozenset[str]().union(*(program.words for program in programs))
 
     @classmethod
     def load(cls, directory: Path) -> "ChatTemplate":
-        """Read ``chat_template.jinja``, or ``chat_template`` in ``tokenizer_config.json``.
+        """Read the files that ``template_files`` names.
 
         Raises:
             InvalidInput: the model has no chat template.
-            CheckpointError: the template is not valid Jinja, or the file is invalid.
+            CheckpointError: a template is not valid Jinja, or a file is invalid.
             NotReady: the helper process was ended or stopped from outside.
         """
-        file, source = _read_source(directory)
-        if source is None:
+        found = read_templates(directory)
+        used = {name: found[name] for name in (DEFAULT, TOOL_USE) if name in found}
+        if found and not used:
+            fix = f"has chat templates named {', '.join(sorted(found))}, and none is the default"
+            raise InvalidInput("messages", f"this model {fix}; send a prompt instead")
+        if not used:
             raise InvalidInput("messages", "this model has no chat template; send a prompt instead")
         special = read_special_tokens(directory)
+        sources = [used.get(name, (None, None))[1] for name in (DEFAULT, TOOL_USE)]
         try:
-            return cls(source, special)
+            return cls(sources[0], special, sources[1])
         except ValueError as error:
+            file = next(iter(used.values()))[0]
             raise CheckpointError(file, f"the chat template is invalid: {error}") from error
 
-    @functools.cached_property
-    def call_form(self) -> CallMessages:
-        """The form in which it takes messages with tool calls, found by trying."""
-        return next((form for form in CALL_FORMS if form.fits(self.render)), CALL_FORMS[0])
+    def ignored(self, kwargs: Mapping[str, Any], *, tools: bool = False) -> list[str]:
+        """List the keywords that change nothing: unknown to the template, or set from the model's files."""
+        program = self._tool_use if tools else self._plain
+        known = (program.variables if program else frozenset()) - self.special.keys()
+        return [name for name in kwargs if name not in known]
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        add_generation_prompt: bool = True,
-        **kwargs: Any,
-    ) -> str:
-        """Render a conversation to text. This waits for another process.
+    def render(self, messages: Messages, add_generation_prompt: bool = True, **kwargs: Any) -> str:
+        """Render a conversation to text, as ``transformers`` does. This waits for another process.
 
         Args:
             messages: ``role`` and ``content`` of each turn, and other fields that the template knows;
                 values are those that JSON can hold.
             add_generation_prompt: end with the text that opens the model's answer.
-            kwargs: of ``TEMPLATE_KWARGS``, for the template.
+            kwargs: for the template, such as ``tools``; those that it does not ask for change nothing.
 
         Raises:
-            InvalidInput: the template refuses the messages, an unknown keyword, or the text is too
-                long, or rendering it takes too much.
+            InvalidInput: the template refuses the messages, the text is too long, or rendering it takes
+                too much.
             NotReady: the helper process was ended or stopped from outside.
         """
-        for name in kwargs.keys() - TEMPLATE_KWARGS:
-            allowed = ", ".join(sorted(TEMPLATE_KWARGS))
-            raise InvalidInput(f"chat_template_kwargs.{name}", f"is not one of {allowed}")
+        return self._render([_normal(m) for m in messages], add_generation_prompt, **kwargs)
+
+    def write(
+        self,
+        messages: Messages,
+        add_generation_prompt: bool = True,
+        *,
+        change: Callable[[str], str] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """Render a conversation that a client sent, in the form in which the template takes it.
+
+        A conversation that the template refuses as it is sent is put in the plainest form.
+
+        Args:
+            messages: as ``render`` takes them; each call in them has its arguments as a text.
+            add_generation_prompt, kwargs: as ``render`` takes them.
+            change: made to every text of the messages and of the keywords.
+
+        Raises:
+            InvalidInput: as ``render``; or arguments of a call are not those of one.
+            NotReady: the helper process was ended or stopped from outside.
+        """
+        with_tools = kwargs.get("tools") is not None
+        told = self._forms.of([_normal(message) for message in messages], tools=with_tools)
+
+        def rendered(told: Messages) -> str:
+            if change is None:
+                return self._render(told, add_generation_prompt, **kwargs)
+            parted, keywords = with_texts([list(told), kwargs], change)
+            return self._render(parted, add_generation_prompt, **keywords)
+
+        try:
+            return rendered(told)
+        except TemplateRefusal:
+            plain = self._forms.plainest(told)
+            if plain == told:
+                raise
+            return rendered(plain)
+
+    @functools.cached_property
+    def _forms(self) -> MessageForms:
+        return MessageForms(self._render)
+
+    def _render(self, messages: Messages, add_generation_prompt: bool = True, **kwargs: Any) -> str:
+        program = self._plain if kwargs.get("tools") is None else self._tool_use
+        if program is None:
+            fix = "this model's only chat template is for conversations with tools: send tools"
+            raise InvalidInput("messages", fix)
+        asked = {name: value for name, value in kwargs.items() if name in program.variables}
         variables = {
-            **self._special,
-            **kwargs,
+            **_ALWAYS,
+            **self.special,
+            **asked,
             "messages": messages,
             "add_generation_prompt": add_generation_prompt,
         }
-        try:
-            text: str = self._asked(variables)["text"]
-        except ValueError as error:
-            refusal = f"the chat template refuses them: {error}"
-            raise InvalidInput("messages", refusal) from error
-        return text
-
-    def _asked(self, variables: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Have the template rendered; without variables, described.
-
-        Raises:
-            ValueError: saying why it cannot be.
-        """
-        question = {"source": self.source, "variables": variables}
-        try:
-            told: dict[str, Any] = self._helper.ask(question)
-        except TooMuch as verdict:
-            takes = f"it takes more than {LIMITS.cpu_s:g} s of CPU"
-            if verdict.limit != "time":
-                takes = f"it makes texts of more than {MAX_HELD} characters"
-            raise ValueError(takes) from verdict
-        except RecursionError as error:
-            raise ValueError("they are nested too deeply") from error
-        if (refused := told.get("refused")) is not None:
-            raise ValueError(refused)
-        return told
+        return program.render(variables)
 
 
 def with_texts(value: Any, change: Callable[[str], str]) -> Any:
@@ -144,21 +165,10 @@ def with_texts(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-def _read_source(directory: Path) -> tuple[str, str | None]:
-    path = directory / "chat_template.jinja"
-    if path.is_file():
-        return path.name, read_text(path)
-    path = directory / "tokenizer_config.json"
-    template = read_json(path).get("chat_template") if path.is_file() else None
-    if isinstance(template, list):  # several, by name
-        named = {
-            entry["name"]: entry.get("template")
-            for entry in template
-            if isinstance(entry, dict) and isinstance(entry.get("name"), str)
-        }
-        template = named.get("default")
-    if template is not None and not isinstance(template, str):
-        raise CheckpointError(
-            path.name, f"chat_template: expected text, got {type(template).__name__}"
-        )
-    return path.name, template
+def _normal(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out fields that are null, and put reasoning under all its names, as ``transformers`` does."""
+    told = {name: value for name, value in message.items() if value is not None}
+    reasoning = next((told[name] for name in _REASONING if name in told), None)
+    if reasoning is None:
+        return told
+    return {"thinking": reasoning, **told, "reasoning_content": reasoning}

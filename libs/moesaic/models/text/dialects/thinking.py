@@ -8,6 +8,8 @@ from moesaic.models.text.dialects.rules import Rules
 
 Opened = Literal["open", "closed", "free"]
 """How the prompt leaves the reasoning: begun, over and done, or to the model."""
+SWITCHES = ("enable_thinking", "thinking")
+"""Variables by which chat templates are told whether the model shall reason."""
 
 
 class ThinkingTags(NamedTuple):
@@ -23,6 +25,13 @@ class ThinkingTags(NamedTuple):
         if end.endswith(self.open):
             return "open"
         return "closed" if end.endswith(self.close) else "free"
+
+    def closing(self, prompt: str) -> str | None:
+        """Write the text that ends the reasoning at the end of a prompt; None: there is no reasoning."""
+        left = self.left_by(prompt)
+        if left != "open":
+            return None if left == "free" else ""
+        return f"\n{self.close}\n\n" if prompt.endswith("\n") else self.close
 
     def read(self, reader: Reader, opened: Opened, also_ends: tuple[str, ...]) -> Reading[str]:
         """Read the reasoning, if there is any; blanks at its ends and after it are left out.

@@ -1,0 +1,104 @@
+"""The form in which a chat template takes messages, found by trying it.
+
+| Part of a message | Forms |
+|---|---|
+| content | a text, or a list of parts |
+| calls | see ``call_messages`` |
+
+A template gets what the client sent wherever it can read that, as in ``transformers``.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from moesaic.errors import InvalidInput
+from moesaic.models.text.call_messages import CALL_FORMS, PROBE, TOOL, CallMessages
+
+Message = Mapping[str, Any]
+_Form = Literal["text", "parts"]
+_FIRST, _SECOND = "probe_first", "probe_second"
+_ASKED: Message = {"role": "user", "content": "probe"}
+_PYTHON = "{'type'"  # a list as Python writes it
+
+
+class MessageForms:
+    """The forms that one template takes. Safe to use from several threads."""
+
+    def __init__(self, render: Callable[..., str]) -> None:
+        """``render`` takes messages as they are."""
+        self._render = render
+        self._takes = functools.cache(self._found)
+
+    @functools.cached_property
+    def call_form(self) -> CallMessages:
+        """The form of messages with tool calls."""
+        return next((form for form in CALL_FORMS if form.fits(self._render)), CALL_FORMS[0])
+
+    def of(self, messages: Sequence[Message], *, tools: bool) -> list[Message]:
+        """Give messages the form that the template takes; each call in them has its arguments as a text.
+
+        Raises:
+            InvalidInput: arguments of a call are not those of one.
+        """
+        told = [self._with_content(message, tools) for message in messages]
+        return self.call_form.of(told) if any(m.get("tool_calls") for m in told) else told
+
+    def plainest(self, messages: Sequence[Message]) -> list[Message]:
+        """Put messages in the form that asks least of a template: each has a text, and calls have one beside them."""
+        return [_plain(message) for message in messages]
+
+    def _with_content(self, message: Message, tools: bool) -> Message:
+        content = message.get("content")
+        if not content or not isinstance(content, str | list):
+            return message
+        list_as, text_as = self._takes(message["role"], tools)
+        if isinstance(content, list) and list_as == "text":
+            return {**message, "content": joined(content)}
+        if isinstance(content, str) and text_as == "parts":
+            return {**message, "content": [_part(content)]}
+        return message
+
+    def _found(self, role: str, tools: bool) -> tuple[_Form, _Form]:
+        """Find the forms in which messages of a role have a list of parts, and a text."""
+        text = self._tried(role, _FIRST, tools) or ""
+        parts = self._tried(role, [_part(_FIRST), _part(_SECOND)], tools) or _PYTHON
+        if _PYTHON in parts:
+            return "text", "text"
+        if _FIRST not in text:
+            return "parts", "parts" if _FIRST in parts else "text"
+        return "parts" if _FIRST in parts and _SECOND in parts else "text", "text"
+
+    def _tried(self, role: str, content: Any, tools: bool) -> str | None:
+        """Render a conversation with a message of a role; None: the template refuses it."""
+        message = {"role": role, "content": content}
+        turns: list[Message] = [message, _ASKED]
+        if role == "user":
+            turns = [message]
+        elif role == "assistant":
+            turns = [_ASKED, message, _ASKED]
+        elif role == "tool":
+            *before, result = PROBE
+            turns = [*self.call_form.of(before), {**result, "content": content}]
+        kwargs = {"tools": [TOOL]} if tools else {}
+        try:
+            return self._render(turns, **kwargs)
+        except InvalidInput:
+            return None
+
+
+def joined(parts: Sequence[Mapping[str, Any]]) -> str:
+    """Make one text of parts, each of which begins on a line of its own."""
+    return "\n".join(part["text"] for part in parts)
+
+
+def _part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def _plain(message: Message) -> Message:
+    content = message.get("content") or ""
+    told = {**message, "content": joined(content) if isinstance(content, list) else content}
+    if told["content"] and told.get("tool_calls"):
+        told.pop("thinking", None)  # gpt-oss' template takes one of the two
+    return told

@@ -1,0 +1,157 @@
+"""Every template renders every conversation as ``transformers`` does, or both refuse it.
+
+Conversations are rendered twice: as they are, and as a client's request, whose messages get the form that the template
+takes. Of the forms in which users of ``transformers`` write a request, the first one is expected that shows the most of
+it; the product may show still more.
+"""
+
+import functools
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import tokenizers
+import transformers
+
+from moesaic.models.text.chat import ChatTemplate
+from moesaic.models.text.program import TemplateRefusal
+from moesaic.services.gateway.fields.messages import Message, turns_of
+from tests.models.text.templates.conversations import CONVERSATIONS, Conversation
+from tests.models.text.templates.corpus import read_corpus
+
+TEMPLATES = read_corpus()
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+SAMPLE = 3  # conversations of each template in the quick tests
+# The order in which a template meets the fields of a request's messages.
+ORDER = (
+    "role",
+    "content",
+    "tool_calls",
+    "reasoning_content",
+    "thinking",
+    "reasoning",
+    "tool_call_id",
+)
+# What no template should write of a message: Python's own form of it, or a text within a text.
+GARBLED = ("{'type'", "{'city'", '\\"city', "{'kinds'", '\\"kinds', "{'limit'", '\\"limit')
+
+
+def sampled() -> list[tuple[str, list[Conversation]]]:
+    """Give each template some of the conversations, all of them in turn."""
+    turns = itertools.cycle(CONVERSATIONS)
+    return [(name, list(itertools.islice(turns, SAMPLE))) for name in TEMPLATES]
+
+
+@pytest.mark.parametrize(("name", "conversations"), sampled(), ids=lambda value: str(value)[:30])
+def test_templates_render_as_in_transformers(name: str, conversations: list[Conversation]) -> None:
+    check(name, conversations)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_every_template_renders_every_conversation_as_in_transformers(name: str) -> None:
+    check(name, CONVERSATIONS)
+
+
+def test_there_are_enough_of_both() -> None:
+    assert len(TEMPLATES) >= 60
+    assert len(CONVERSATIONS) >= 60
+
+
+def check(name: str, conversations: list[Conversation]) -> None:
+    template = ChatTemplate(TEMPLATES[name], SPECIAL)
+    for number, told in enumerate(conversations):
+        assert _as_it_is(template, told) == _reference(template.source, told), (name, number)
+        expected, written = _expected(template.source, told), _as_request(template, told)
+        more = written is not None and _shown(written, told) > _shown(expected or "", told)
+        assert more or expected is None or written == expected, (name, number)
+
+
+def _as_it_is(template: ChatTemplate, told: Conversation) -> str | None:
+    kwargs = told.kwargs | ({} if told.tools is None else {"tools": told.tools})
+    try:
+        return template.render(told.messages, told.opens, **kwargs)
+    except TemplateRefusal:
+        return None
+
+
+def _as_request(template: ChatTemplate, told: Conversation) -> str | None:
+    messages = turns_of([Message.model_validate(m) for m in told.messages], template.words)
+    kwargs = told.kwargs | ({} if told.tools is None else {"tools": told.tools})
+    try:
+        return template.write(messages, told.opens, **kwargs)
+    except TemplateRefusal:
+        return None
+
+
+def _reference(source: str, told: Conversation, messages: list[Any] | None = None) -> str | None:
+    """Render with ``transformers``; None: it refuses."""
+    try:
+        return str(
+            _tokenizer(source).apply_chat_template(
+                told.messages if messages is None else messages,
+                tools=told.tools,
+                tokenize=False,
+                add_generation_prompt=told.opens,
+                **told.kwargs,
+            )
+        )
+    except Exception:  # what a template trips over
+        return None
+
+
+@functools.cache
+def _tokenizer(source: str) -> Any:
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made = transformers.PreTrainedTokenizerFast  # type: ignore[no-untyped-call]
+    return made(tokenizer_object=inner, chat_template=source, **SPECIAL)
+
+
+def _expected(source: str, told: Conversation) -> str | None:
+    """Render with ``transformers`` the form of a request of which it shows the most; None: it refuses all."""
+    texts = (_reference(source, told, messages) for messages in _forms(source, told))
+    sound = [text for text in texts if text and not any(mark in text for mark in GARBLED)]
+    return max(sound, key=lambda text: _shown(text, told), default=None)
+
+
+def _forms(source: str, told: Conversation) -> Iterator[list[dict[str, Any]]]:
+    """Write a request: arguments as objects or texts, contents of each role as they are, or as texts or parts."""
+    roles = dict.fromkeys(message["role"] for message in told.messages)
+    for objects in (True, False):
+        for forms in itertools.product(("sent", "text", "parts"), repeat=len(roles)):
+            form_of = dict(zip(roles, forms, strict=True))
+            yield [_sent(source, m, objects, form_of[m["role"]]) for m in told.messages]
+
+
+def _sent(source: str, message: dict[str, Any], objects: bool, form: str) -> dict[str, Any]:
+    names = dict.fromkeys([*ORDER, *message])
+    sent = {name: message[name] for name in names if message.get(name) is not None}
+    if sent["role"] == "developer" and "developer" not in source:
+        sent["role"] = "system"
+    content = sent.get("content")
+    if isinstance(content, list) and form == "text":
+        sent["content"] = "\n".join(part["text"] for part in content)
+    if content and isinstance(content, str) and form == "parts":
+        sent["content"] = [{"type": "text", "text": content}]
+    if objects and "tool_calls" in sent:
+        sent["tool_calls"] = [_with_object(call) for call in sent["tool_calls"]]
+    return sent
+
+
+def _with_object(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
+
+
+def _shown(written: str, told: Conversation) -> int:
+    """Count the parts of a request that a prompt shows: contents, and names of called functions."""
+    found = []
+    for message in told.messages:
+        content = message.get("content") or ""
+        found += [part["text"] for part in content] if isinstance(content, list) else [content]
+        found += [call["function"]["name"] for call in message.get("tool_calls", [])]
+    texts = Counter(text.strip() for text in found if text.strip())
+    return sum(min(written.count(text), often) for text, often in texts.items())
