@@ -90,6 +90,7 @@ class Language:
             self._no_template = error
         source = self._template.source if self._template is not None else None
         self.dialect: Dialect = dialect_of(source, tool_call_parser, reasoning_parser)
+        self._closing = dialect_of(source).closing  # whatever answers are read for
         serving = _serving(directory)
         self.wording = _wording(serving)
         self.classify_methods = _classify_methods(serving)
@@ -132,7 +133,7 @@ class Language:
         off = {name: False for name in SWITCHES if name in self._template.variables}
         template = _With(self._template, {**off, **kwargs})
         ends, wording = self.config.eos_token_ids, self.wording
-        return Dialogue.of(encoder, template, ends, wording, self.dialect.closing)
+        return Dialogue.of(encoder, template, ends, wording, self._closing)
 
     def _ignored(self, kwargs: Mapping[str, Any], *, tools: bool) -> list[str]:
         """List the keywords for the chat template that change nothing.
@@ -238,10 +239,10 @@ class Language:
         ignored = self._ignored(template_kwargs, tools=tools is not None)
         kwargs = {name: value for name, value in template_kwargs.items() if name not in ignored}
         kwargs |= {} if tools is None else {"tools": tools}
-        change = None if control_tokens else self.tokenizer.parted
+        change = str if control_tokens else self.tokenizer.parted
 
         def render() -> str:
-            return template.write(messages, add_generation_prompt, change=change, **kwargs)
+            return template.write(messages, add_generation_prompt, kwargs, change)
 
         def encode(text: str) -> ChatPrompt:
             encode = self.tokenizer.encode if control_tokens else self.tokenizer.encode_parted
@@ -307,7 +308,7 @@ class _With:
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
         """Write a conversation as text."""
-        return self._template.write(messages, add_generation_prompt, **self._kwargs)
+        return self._template.write(messages, add_generation_prompt, self._kwargs)
 
 
 def _fields(keywords: Sequence[str]) -> list[str]:

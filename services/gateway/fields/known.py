@@ -44,7 +44,7 @@ _OF_OTHER_ROUTES = {
 _VLLM = {
     "chat_template": _refusal(),
     "continue_final_message": _refusal("", False),
-    "documents": _refusal("", []),
+    "documents": _refusal("chat_template_kwargs", []),
     "ec_transfer_params": _refusal(),
     "guided_json_object": _refusal("response_format", False),
     "guided_whitespace_pattern": _refusal(),

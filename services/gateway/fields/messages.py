@@ -77,7 +77,7 @@ class Message(BodyPart):
         if self.tool_calls:
             turn["tool_calls"] = [
                 {
-                    "id": call.id,
+                    **({"id": call.id} if call.id else {}),
                     "type": "function",
                     "function": {"name": call.function.name, "arguments": call.function.arguments},
                 }

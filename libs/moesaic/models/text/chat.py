@@ -80,7 +80,9 @@ class ChatTemplate:
         known = (program.variables if program else frozenset()) - self.special.keys()
         return [name for name in kwargs if name not in known]
 
-    def render(self, messages: Messages, add_generation_prompt: bool = True, **kwargs: Any) -> str:
+    def render(
+        self, /, messages: Messages, add_generation_prompt: bool = True, **kwargs: Any
+    ) -> str:
         """Render a conversation to text, as ``transformers`` does. This waits for another process.
 
         Args:
@@ -94,15 +96,14 @@ class ChatTemplate:
                 too much.
             NotReady: the helper process was ended or stopped from outside.
         """
-        return self._render([_normal(m) for m in messages], add_generation_prompt, **kwargs)
+        return self._render([_normal(m) for m in messages], add_generation_prompt, kwargs)
 
     def write(
         self,
         messages: Messages,
-        add_generation_prompt: bool = True,
-        *,
-        change: Callable[[str], str] | None = None,
-        **kwargs: Any,
+        add_generation_prompt: bool,
+        kwargs: Mapping[str, Any],
+        change: Callable[[str], str] = str,
     ) -> str:
         """Render a conversation that a client sent, in the form in which the template takes it.
 
@@ -119,26 +120,25 @@ class ChatTemplate:
         """
         with_tools = kwargs.get("tools") is not None
         told = self._forms.of([_normal(message) for message in messages], tools=with_tools)
-
-        def rendered(told: Messages) -> str:
-            if change is None:
-                return self._render(told, add_generation_prompt, **kwargs)
-            parted, keywords = with_texts([list(told), kwargs], change)
-            return self._render(parted, add_generation_prompt, **keywords)
-
+        keywords = with_texts(kwargs, change)
         try:
-            return rendered(told)
+            return self._render(with_texts(told, change), add_generation_prompt, keywords)
         except TemplateRefusal:
             plain = self._forms.plainest(told)
             if plain == told:
                 raise
-            return rendered(plain)
+            return self._render(with_texts(plain, change), add_generation_prompt, keywords)
 
     @functools.cached_property
     def _forms(self) -> MessageForms:
-        return MessageForms(self._render)
+        def render(messages: Messages, add_generation_prompt: bool = True, **kwargs: Any) -> str:
+            return self._render(messages, add_generation_prompt, kwargs)
 
-    def _render(self, messages: Messages, add_generation_prompt: bool = True, **kwargs: Any) -> str:
+        return MessageForms(render)
+
+    def _render(
+        self, messages: Messages, add_generation_prompt: bool, kwargs: Mapping[str, Any]
+    ) -> str:
         program = self._plain if kwargs.get("tools") is None else self._tool_use
         if program is None:
             fix = "this model's only chat template is for conversations with tools: send tools"

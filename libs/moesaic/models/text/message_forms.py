@@ -50,14 +50,12 @@ class MessageForms:
 
     def _with_content(self, message: Message, tools: bool) -> Message:
         content = message.get("content")
-        if not content or not isinstance(content, str | list):
+        if content in (None, ""):
             return message
         list_as, text_as = self._takes(message["role"], tools)
-        if isinstance(content, list) and list_as == "text":
-            return {**message, "content": joined(content)}
-        if isinstance(content, str) and text_as == "parts":
-            return {**message, "content": [_part(content)]}
-        return message
+        if isinstance(content, list):
+            return message if list_as == "parts" else {**message, "content": joined(content)}
+        return message if text_as == "text" else {**message, "content": [_part(content)]}
 
     def _found(self, role: str, tools: bool) -> tuple[_Form, _Form]:
         """Find the forms in which messages of a role have a list of parts, and a text."""

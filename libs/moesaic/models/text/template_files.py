@@ -44,7 +44,7 @@ def _in_json(path: Path) -> dict[str, tuple[str, str]]:
     template = read_json(path).get("chat_template") if path.is_file() else None
     if template is None:
         return {}
-    named = {DEFAULT: template}
+    named = template if isinstance(template, dict) else {DEFAULT: template}
     if isinstance(template, list):
         entries = (entry for entry in template if isinstance(entry, dict))
         named = {

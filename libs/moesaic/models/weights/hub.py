@@ -32,6 +32,8 @@ SMALL_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/tool_use.jinja",
     "moesaic.json",
     INDEX_FILE,
 )

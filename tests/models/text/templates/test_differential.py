@@ -8,6 +8,7 @@ it; the product may show still more.
 import functools
 import itertools
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 import pytest
 import tokenizers
 import transformers
+from jinja2.defaults import DEFAULT_FILTERS as FILTERS
+from jinja2.defaults import DEFAULT_TESTS as TESTS
 
 from moesaic.models.text.chat import ChatTemplate
 from moesaic.models.text.program import TemplateRefusal
@@ -24,7 +27,7 @@ from tests.models.text.templates.corpus import read_corpus
 
 TEMPLATES = read_corpus()
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
-SAMPLE = 3  # conversations of each template in the quick tests
+SAMPLE = 2  # conversations of each template in the quick tests
 # The order in which a template meets the fields of a request's messages.
 ORDER = (
     "role",
@@ -56,6 +59,52 @@ def test_every_template_renders_every_conversation_as_in_transformers(name: str)
     check(name, CONVERSATIONS)
 
 
+VALUES = (
+    "m.content",
+    "messages",
+    "[3, 1, 2]",
+    "{'b': 1, 'a': [2]}",
+    "2.5",
+    "none",
+    "nothing",
+    "bos_token",
+)
+ARGUMENTS = ("", "(1)", "('role')", "(2, 'x')", "(attribute='role')", "([1, 'user'])")
+EXPRESSIONS = [
+    f"{value} {sign} {name}{arguments}"
+    for names, sign in ((FILTERS, "|"), (TESTS, "is"))
+    for name in sorted(names.keys() - {"random"})
+    for value in VALUES
+    for arguments in ARGUMENTS
+]
+
+
+def check_expressions(expressions: list[str]) -> None:
+    told = CONVERSATIONS[7]
+    for expression in expressions:
+        source = f"{{% for m in messages %}}{{{{ {expression} }}}}|{{% endfor %}}"
+        try:
+            written = _as_it_is(ChatTemplate(source, SPECIAL), told)
+        except ValueError:
+            written = None
+        expected = _reference(source, told)
+        assert _same_everywhere(written) == _same_everywhere(expected), expression
+
+
+def test_filters_and_tests_do_as_in_transformers() -> None:
+    check_expressions(EXPRESSIONS[::61])
+
+
+@pytest.mark.slow
+def test_every_filter_and_test_does_as_in_transformers() -> None:
+    check_expressions(EXPRESSIONS)
+
+
+def _same_everywhere(text: str | None) -> str | None:
+    """Leave out the addresses of objects."""
+    return text and re.sub("0x[0-9a-f]+", "", text)
+
+
 def test_there_are_enough_of_both() -> None:
     assert len(TEMPLATES) >= 60
     assert len(CONVERSATIONS) >= 60
@@ -82,7 +131,7 @@ def _as_request(template: ChatTemplate, told: Conversation) -> str | None:
     messages = turns_of([Message.model_validate(m) for m in told.messages], template.words)
     kwargs = told.kwargs | ({} if told.tools is None else {"tools": told.tools})
     try:
-        return template.write(messages, told.opens, **kwargs)
+        return template.write(messages, told.opens, kwargs)
     except TemplateRefusal:
         return None
 
