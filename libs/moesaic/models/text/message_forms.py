@@ -59,8 +59,11 @@ class MessageForms:
 
     def _found(self, role: str, tools: bool) -> tuple[_Form, _Form]:
         """Find the forms in which messages of a role have a list of parts, and a text."""
-        text = self._tried(role, _FIRST, tools) or ""
-        parts = self._tried(role, [_part(_FIRST), _part(_SECOND)], tools) or _PYTHON
+        text = self._tried(role, _FIRST, tools)
+        parts = self._tried(role, [_part(_FIRST), _part(_SECOND)], tools)
+        if text is None and parts is None and role != "user":
+            return self._takes("user", tools)
+        text, parts = text or "", parts or _PYTHON
         if _PYTHON in parts:
             return "text", "text"
         if _FIRST not in text:

@@ -149,7 +149,7 @@ _PARTS = [
 ]
 _MORE = [
     Conversation([user("Hi", name="ann"), assistant("Hello", name="bob"), user("Who?", name="cy")]),
-    Conversation([system("s", name="boss"), user("x")]),
+    Conversation([system("Sir.", name="boss"), user("x")]),
     Conversation([user("Hi", weight=0.5, metadata={"a": [1, None]})]),
     Conversation([{"role": "developer", "content": "Be brief."}, HI]),
     Conversation([HI, {"role": "developer", "content": "Be brief."}, MORE]),
