@@ -144,7 +144,7 @@ class Language:
         for name in kwargs.keys() & set(_OWN_FIELDS):
             fix = f"is set from the request's own {name}: leave it out here"
             raise InvalidInput(f"chat_template_kwargs.{name}", fix)
-        return [] if self._template is None else self._template.ignored(kwargs, tools=tools)
+        return [*kwargs] if self._template is None else self._template.ignored(kwargs, tools=tools)
 
     @property
     def max_tokens(self) -> int:

@@ -73,6 +73,19 @@ def test_the_tokenizer_s_description_has_plain_tokens_and_the_template(directory
     }
 
 
+def test_the_tokenizer_s_description_has_all_templates(directory: Path) -> None:
+    (directory / "chat_template.jinja").write_text("plain")
+    (directory / "additional_chat_templates").mkdir()
+    (directory / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
+
+    named = Language(directory).tokenizer_info["chat_template"]
+
+    assert [*map(dict, named)] == [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "tools"},
+    ]
+
+
 async def test_clients_can_ask_for_the_tokenizer_s_description(open_house, language) -> None:
     async with open_house() as house:
         answer = (await house.client.get("/tokenizer_info")).json()

@@ -36,7 +36,7 @@ class Message(BodyPart):
     tool_call_id: str | None = Field(None, max_length=256)
     reasoning: str | None = Field(None, description="of an assistant's turn; for templates")
     reasoning_content: str | None = Field(None, description="the same")
-    thinking: Any = Field(None, description="the same")
+    thinking: str | None = Field(None, description="the same")
 
     def for_template(self, field: str, words: Collection[str] = ()) -> dict[str, Any]:
         """Write the turn as chat templates take it.

@@ -226,3 +226,12 @@ async def test_a_template_that_refuses_questions_refuses_them_alone(open_house, 
         answered = await house.client.post("/v1/completions", json={"prompt": "a"})
 
     assert (refused.status_code, answered.status_code) == (400, 200)
+
+
+@pytest.mark.parametrize("template", [None])
+async def test_without_a_template_keywords_change_nothing(open_house, scripts) -> None:
+    asked = {"input": "a", "labels": ["yes", "no"], "chat_template_kwargs": {"thinking": False}}
+    async with open_house(scripts.anything) as house:
+        answer = await house.client.post("/v1/classify", json=asked)
+
+    assert (answer.status_code, answer.headers[IGNORED]) == (200, "chat_template_kwargs.thinking")
