@@ -9,6 +9,7 @@ from moesaic.errors import InvalidInput
 from moesaic.services.gateway.fields.bodies import TextPart
 from moesaic.services.gateway.fields.formats import BodyPart
 
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
@@ -30,7 +31,10 @@ class ToolCallWire(BodyPart):
 class Message(BodyPart):
     """One turn of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    role: str = Field(
+        max_length=64,
+        description=f"{', '.join(_ROLES)}, or another that the chat template names",
+    )
     content: str | list[TextPart] | None = None
     tool_calls: Annotated[list[ToolCallWire], Field(max_length=1024)] | None = None
     tool_call_id: str | None = Field(None, max_length=256)
@@ -43,14 +47,18 @@ class Message(BodyPart):
 
         Args:
             field: its place in the request, for errors.
-            words: fields and texts that the template names: one that names no developers has system messages.
+            words: fields and texts that the template names, such as roles of its own. If it names no developers, their
+                messages are the system's.
 
         Raises:
-            InvalidInput: the turn holds something other than text, or what its role does not have.
+            InvalidInput: the turn holds something other than text, what its role does not have, or an unknown role.
         """
         if self.role == "function":
             fix = "functions are not supported: use tools, and a message with role tool"
             raise InvalidInput(f"{field}.role", fix, code="unsupported_parameter")
+        if self.role not in _ROLES and self.role not in words:
+            fix = f"must be one of {', '.join(_ROLES)}, or a role that the chat template names"
+            raise InvalidInput(f"{field}.role", fix)
         if self.tool_calls and self.role != "assistant":
             raise InvalidInput(f"{field}.tool_calls", "belong to messages with role assistant")
         instructs = self.role == "developer" and "developer" not in words

@@ -133,6 +133,20 @@ async def test_names_and_other_fields_of_messages_reach_the_template(open_house,
     assert ignored == ["messages.weight"]
 
 
+@pytest.mark.parametrize("template", [TURNS + "{{ 'seen' if messages[0].role == 'observation' }}"])
+async def test_roles_that_the_template_names_are_taken(open_house, scripts) -> None:
+    turn = {"role": "observation", "content": "x"}
+
+    texts, _ = await prompts(open_house, scripts, {"messages": [turn]})
+    async with open_house() as house:
+        refused = await house.client.post(
+            "/tokenize", json={"messages": [{**turn, "role": "robot"}]}
+        )
+
+    assert texts == ["<observation>xseen"]
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages[0].role")
+
+
 @pytest.mark.parametrize(
     ("template", "text"),
     [
