@@ -48,6 +48,14 @@ def sampled() -> list[tuple[str, list[Conversation]]]:
     return [(name, list(itertools.islice(turns, SAMPLE))) for name in TEMPLATES]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def helper() -> Iterator[None]:
+    """Keep the process that renders: it ends with the last template."""
+    kept = ChatTemplate("", SPECIAL)
+    yield
+    del kept
+
+
 @pytest.mark.parametrize(("name", "conversations"), sampled(), ids=lambda value: str(value)[:30])
 def test_templates_render_as_in_transformers(name: str, conversations: list[Conversation]) -> None:
     check(name, conversations)
