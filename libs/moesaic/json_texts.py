@@ -82,6 +82,25 @@ def decode_text(text: str, field: str, room: JsonRoom) -> Any:
         raise
 
 
+def decode_beginning(text: str, field: str) -> Any:
+    """Decode JSON that breaks off, up to there; ``decode_text`` was tried before, and took the room.
+
+    Returns:
+        The value, its last text cut as it is; None if the text is no beginning of JSON.
+
+    Raises:
+        InvalidInput: it is nested too deeply; names ``field``.
+    """
+    try:
+        return from_json(text, allow_inf_nan=False, allow_partial="trailing-strings")
+    except ValueError as error:
+        if str(error).startswith(TOO_DEEP):
+            raise too_deep(field) from None
+        return None
+    except TypeError:  # half a character
+        return None
+
+
 def pieces_of(written: bytes) -> Iterator[bytes]:
     """Cut JSON into pieces that are looked at in a short time."""
     return (written[at : at + _PIECE_BYTES] for at in range(0, len(written), _PIECE_BYTES))

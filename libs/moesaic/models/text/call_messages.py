@@ -6,7 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from moesaic.errors import InvalidInput
-from moesaic.json_texts import JsonRoom, decode_text
+from moesaic.json_texts import JsonRoom, decode_beginning, decode_text
+
+UNREAD = "arguments"  # name for arguments that are no object of JSON, as a template wants one
+NO_ARGUMENTS = ("", "null", '""')
 
 _NAME, _KEY, _VALUE, _ID = "probe_name", "probe_key", "probe_value", "probecall"
 _SCHEMA = {"type": "object", "properties": {_KEY: {"type": "string"}}}
@@ -47,8 +50,10 @@ class CallMessages(NamedTuple):
     def of(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Give messages this form; each call in them has its arguments as a text.
 
+        Arguments may have broken off, or be no object: the conversation goes on with what there is.
+
         Raises:
-            InvalidInput: arguments that are to be an object are none, nested too deeply, or hold too much.
+            InvalidInput: arguments that are to be an object are nested too deeply, or hold too much.
         """
         room = JsonRoom()
         return [
@@ -89,15 +94,20 @@ class CallMessages(NamedTuple):
         return {**call, "function": {**function, "arguments": arguments}}
 
     def _arguments(self, written: str, field: str, room: JsonRoom) -> Any:
-        if not self.objects:
-            return written
-        try:
-            arguments = decode_text(written, field, room) if written.strip() else {}
-        except ValueError:
-            arguments = None
-        if not isinstance(arguments, dict):
-            raise InvalidInput(field, "must be the text of a JSON object for this model's template")
-        return arguments
+        return _object_of(written, field, room) if self.objects else written
+
+
+def _object_of(written: str, field: str, room: JsonRoom) -> dict[str, Any]:
+    """Make an object of arguments: of broken ones what was complete, else their text under a name."""
+    if written.strip() in NO_ARGUMENTS:
+        return {}
+    try:
+        arguments = decode_text(written, field, room)
+        if isinstance(arguments, str):  # an object's text as a text
+            arguments = decode_text(arguments, field, room)
+    except ValueError:
+        arguments = decode_beginning(written, field)
+    return arguments if isinstance(arguments, dict) else {UNREAD: written}
 
 
 _EMPTY: list[str | Content | None] = [Content.AS_SENT, Content.LEFT_OUT, "", None]
