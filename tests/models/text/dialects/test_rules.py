@@ -2,27 +2,21 @@
 
 import json
 import random
-import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
 
-from moesaic.engine.sequences.grammar_trial import compiled, load_tokenizer
 from moesaic.models.text.dialects.dialect import NOTHING, Dialect, Wanted
 from moesaic.models.text.dialects.functions import ToolFunction
 from moesaic.models.text.dialects.reader import Part
 from tests.models.text.dialects.examples import ANSWERS, FUNCTIONS, NOW, dialect, read
+from tests.models.text.dialects.vocabulary import TAGGED, Vocabulary
 
 pytest.importorskip("llguidance")
 
-DEMO = Path(__file__).parents[4] / "models/demo/tokenizer.json"
-END = 2
-MOST = 200  # tokens
-TAGGED = ("<function", "</function", "<parameter", "</parameter", "<invoke", "</invoke")
 UNIT = {"type": "string", "enum": ["celsius", "kelvin"]}
 SMALL = ToolFunction(
     "get_weather",
@@ -34,51 +28,6 @@ SMALL = ToolFunction(
     strict=True,
 )
 CALLED = (SMALL, NOW)
-
-
-class Vocabulary:
-    """The demo model's tokens, and a family's markers as tokens where it has them."""
-
-    def __init__(self, path: Path, markers: tuple[str, ...]) -> None:
-        self.tokenizer = tokenizers.Tokenizer.from_file(str(DEMO))
-        added = [tokenizers.AddedToken(m, special=i % 2 == 0) for i, m in enumerate(markers)]
-        self.tokenizer.add_tokens(added)
-        self.tokenizer.save(str(path))
-        self.size = self.tokenizer.get_vocab_size()
-        self.known = load_tokenizer(path, self.size, [END])
-        self.markers = markers
-
-    def token_id(self, text: str) -> int | None:
-        found: int | None = self.tokenizer.token_to_id(text) if text in self.markers else None
-        return found
-
-    def spoken(self, grammar: str, rng: random.Random) -> str | None:
-        """Draw an answer that the grammar lets through; None: it takes too many tokens."""
-        matcher = compiled(self.known, "grammar", grammar)
-        taken: list[int] = []
-        while not matcher.is_stopped():
-            mask = matcher.compute_bitmask()
-            bits = f"{int.from_bytes(mask, 'little'):b}"[::-1][: self.size]
-            allowed = [found.start() for found in re.finditer("1", bits)]
-            rare = [i for i in allowed if i == END or i >= 4096]
-            token = rng.choice(rare if rare and rng.random() < 0.3 else allowed)
-            if token == END:
-                break
-            matcher.consume_token(token)
-            taken.append(token)
-            if len(taken) == MOST:
-                return None
-        return str(self.tokenizer.decode(taken, skip_special_tokens=False))
-
-    def takes(self, grammar: str, text: str) -> bool:
-        """True if the text is a whole answer by the grammar."""
-        matcher = compiled(self.known, "grammar", grammar)
-        for token in self.tokenizer.encode(text, add_special_tokens=False).ids:
-            mask = matcher.compute_bitmask()
-            if not mask[token >> 3] >> (token & 7) & 1:
-                return False
-            matcher.consume_token(token)
-        return bool(matcher.compute_bitmask()[END >> 3] >> (END & 7) & 1)
 
 
 @pytest.fixture(params=ANSWERS)
@@ -200,3 +149,20 @@ def test_markers_that_are_no_tokens_bind_too(tmp_path: Path, spell: Callable[[st
 def test_nothing_is_bound_where_nothing_asks_for_it() -> None:
     assert Dialect().grammar(lambda _: None, "closed", NOTHING, None) is None
     assert dialect("hermes").grammar(lambda _: None, "free", Wanted(FUNCTIONS), None) is None
+
+
+def test_arguments_of_json_have_one_blank_at_most_between_tokens(
+    form: str, vocabulary: Vocabulary
+) -> None:
+    wanted = Wanted(FUNCTIONS, needed=True, bound=True)
+    grammar = dialect(form).grammar(vocabulary.token_id, "closed", wanted, None)
+    answer = ANSWERS[form]
+    calls = answer[answer.index("Let me see.") + len("Let me see.") :].strip()
+    if form == "harmony":
+        calls = calls[calls.index("<|channel|>") : calls.index("<|call|>")]
+
+    assert grammar is not None
+    assert vocabulary.takes(grammar, calls)
+    if '"days": 3' in calls:
+        for wide in ('"days":  3', '"days":\n 3', '"days": 3  ', '"days": 3\n', '  "days": 3'):
+            assert not vocabulary.takes(grammar, calls.replace('"days": 3', wide))

@@ -103,7 +103,12 @@ class Dialect:
             marker = ""
 
     def grammar(
-        self, token_id: TokenId, opened: Opened, wanted: Wanted, body: Body | None
+        self,
+        token_id: TokenId,
+        opened: Opened,
+        wanted: Wanted,
+        body: Body | None,
+        unenforced: dict[str, set[str]] | None = None,
     ) -> str | None:
         """Write the grammar that holds an answer to what is wanted of it; None: to nothing.
 
@@ -112,12 +117,16 @@ class Dialect:
             opened: how the prompt leaves the reasoning, which passes first.
             wanted: the calls.
             body: the rule of the answer where it is no call; None: any text.
+            unenforced: gets the keywords that the grammar does not hold, by function.
         """
         if body is None and not (wanted.tools and (wanted.needed or wanted.bound)):
             return None
         rules = Rules(token_id, self.markers(wanted))
         before = self.thinking.rule(rules, opened) if self.thinking else ""
-        return rules.whole(f"{before} {self._answer_rule(rules, wanted, body)}")
+        answer = self._answer_rule(rules, wanted, body)
+        if unenforced is not None:
+            unenforced.update(rules.unenforced)
+        return rules.whole(f"{before} {answer}")
 
     def _answer_rule(self, rules: Rules, wanted: Wanted, body: Body | None) -> str:
         if self.calls is None or not wanted.tools:

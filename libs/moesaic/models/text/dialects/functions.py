@@ -1,8 +1,14 @@
 """Functions that a model may call, as a request describes them."""
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
+
+from moesaic.models.text.schemas.binding import Binder
+from moesaic.models.text.schemas.reading import NOTHING, SchemaReader, Values, listed, mapping
+from moesaic.models.text.schemas.shapes import Shape, shapes_of
 
 
 @dataclass(frozen=True)
@@ -13,24 +19,78 @@ class ToolFunction:
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object"})
     strict: bool = False  # its arguments always fit the schema
 
+    @cached_property
+    def reader(self) -> SchemaReader:
+        """Reader of the schema: one for the grammar and for the answers."""
+        return SchemaReader(self.parameters)
+
+    @cached_property
+    def _shapes(self) -> tuple[list[Shape], set[str]]:
+        found, unenforced = shapes_of(self.reader, self.parameters)
+        return [shape for shape in found if _can_be(shape)], unenforced
+
     @property
-    def properties(self) -> Mapping[str, Any]:
-        """Schemas of the arguments, by name."""
-        properties = self.parameters.get("properties")
-        return properties if isinstance(properties, Mapping) else {}
+    def shapes(self) -> Sequence[Shape]:
+        """Shapes of its arguments, one of which they have."""
+        return self._shapes[0]
 
-    def is_text(self, argument: str) -> bool:
-        """True if the argument can only be a text."""
-        schema = self.properties.get(argument)
-        return isinstance(schema, Mapping) and schema.get("type") == "string"
+    @property
+    def unenforced_shapes(self) -> Set[str]:
+        """Keywords that its shapes do not hold."""
+        return self._shapes[1]
 
-    def may_be_text(self, argument: str) -> bool:
-        """True if the schema lists a text among what the argument may be."""
-        schema = self.properties.get(argument)
-        kinds = schema.get("type") if isinstance(schema, Mapping) else None
-        return kinds is not None and "string" in kinds
+    @cached_property
+    def arguments(self) -> Mapping[str, Values]:
+        """Values of the arguments, by name."""
+        found: dict[str, Values] = {}
+        for shape in self.shapes:
+            for name, schema in mapping(shape, "properties").items():
+                values = self.reader.values(schema)
+                found[name] = values.either(found.get(name, NOTHING))
+        return found
+
+    def argument(self, name: str) -> Values | None:
+        """Find the values of an argument; None: nothing is known of it."""
+        return self.arguments.get(name, self._others)
+
+    @cached_property
+    def _others(self) -> Values | None:
+        """Values of arguments that have no name in the schema, where it describes such."""
+        schemas = [schema for shape in self.shapes for schema in others_of(shape)]
+        described = [self.reader.values(one) for one in schemas if isinstance(one, Mapping) and one]
+        return functools.reduce(Values.either, described) if described else None
+
+    @cached_property
+    def bound(self) -> tuple[Any, set[str]]:
+        """The schema that a grammar holds its arguments to, and the keywords that this leaves out.
+
+        It has no arguments that the function's own does not name.
+        """
+        binder = Binder(self.reader)
+        shapes = [{"type": "object", **_closed(shape)} for shape in self.shapes]
+        schema = shapes[0] if len(shapes) == 1 else {"anyOf": shapes}
+        document = binder.document(schema if shapes else False)
+        return document, binder.unenforced | self._shapes[1]
 
 
 def find(functions: Sequence[ToolFunction], name: str) -> ToolFunction:
     """Look a function up; of one that is not there nothing is known."""
     return next((known for known in functions if known.name == name), ToolFunction(name))
+
+
+def others_of(shape: Shape) -> list[Any]:
+    """List the schemas of what has no name in a shape."""
+    additional = shape.get("additionalProperties")
+    return [*mapping(shape, "patternProperties").values(), *([additional] if additional else [])]
+
+
+def _can_be(shape: Shape) -> bool:
+    properties = mapping(shape, "properties")
+    return all(properties.get(name) is not False for name in listed(shape, "required"))
+
+
+def _closed(shape: Shape) -> Shape:
+    own = {name: value for name, value in shape.items() if name != "type"}
+    if own.get("additionalProperties") is None:
+        own["additionalProperties"] = False
+    return own

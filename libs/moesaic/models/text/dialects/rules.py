@@ -5,14 +5,17 @@ text ends lazily at it.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 from moesaic.models.text.dialects.functions import ToolFunction
+from moesaic.models.text.schemas.raw_texts import ANY, escaped, slashes_escaped
 
 # JSON lets any run of blanks stand between two tokens, and small models get lost in them until their answer is
-# full. One blank, or a new line with its indent, is enough for every usual layout.
+# full. One blank, or a new line with its indent, is enough for every usual layout of an answer. Nobody looks at the
+# layout of a call's arguments, and templates write them on one line: there is one blank at most.
 BLANKS = {"whitespace_pattern": r"( |\n {0,40})?"}
+ONE_BLANK = {"whitespace_pattern": " ?"}
 FREE = "/(?s:.*)/"
 
 
@@ -28,6 +31,7 @@ class Rules:
         self._ids = {m: i for m in markers if (i := token_id(m)) is not None}
         self._lines: list[str] = []
         self.lead = ""  # stands already where a text begins with it
+        self.unenforced: dict[str, set[str]] = {}  # keywords that are not held, by function
 
     def is_token(self, marker: str) -> bool:
         """True if a marker is a token by itself."""
@@ -67,24 +71,60 @@ class Rules:
         ]
         return f"({' | '.join(ways)})"
 
+    def terminal(self, body: str) -> str:
+        """Add a terminal, of regular expressions; gives its name."""
+        name = f"T{len(self._lines)}"
+        self._lines.append(f"{name}: {body}")
+        return name
+
+    def text_until(
+        self, marker: str, expressions: Sequence[str], never: Sequence[str], before: str
+    ) -> str:
+        """Write a text up to a marker, and that marker; ``before`` comes right before it.
+
+        Args:
+            marker: closes the text.
+            expressions: the text matches all of them.
+            never: the text, with what comes before the marker, matches none of them.
+            before: text.
+        """
+        if marker in self._ids:
+            # Where nothing holds the text, ``before`` is left to the model: the text would take it.
+            end = before if expressions else ""
+            closing = self.text(marker)
+        else:
+            end, closing = before + marker, ""
+            never = [*never, f"(?s:.*){escaped(marker)}(?s:.+)"]
+        parts = [f"/{slashes_escaped(one + escaped(end))}/" for one in expressions or [ANY]]
+        parts += [f"~/{slashes_escaped(one)}/" for one in never]
+        return f"{self.terminal(' & '.join(parts))} {closing}"
+
     def value(self, schema: Any) -> str:
-        """Write a value of JSON."""
-        return self.add(f"%json {schema_text(schema)}")
+        """Write a value of JSON, as calls have it."""
+        return self.add(f"%json {schema_text(schema, ONE_BLANK)}")
 
     def arguments(self, function: ToolFunction) -> str:
         """Write the arguments of a function, as an object of JSON; a strict one has no others than its schema."""
-        bound = {"type": "object", "additionalProperties": False, **function.parameters}
-        return self.value(bound if function.strict else {"type": "object"})
+        if not function.strict:
+            return self.value({"type": "object"})
+        bound, unenforced = function.bound
+        self.leave_out(function, unenforced)
+        return self.value(bound)
+
+    def leave_out(self, function: ToolFunction, keywords: Set[str]) -> None:
+        """Note keywords of a function's schema that the grammar does not hold."""
+        if keywords:
+            self.unenforced.setdefault(function.name, set()).update(keywords)
 
     def whole(self, start: str) -> str:
         """Write the grammar down; it begins with ``start``."""
         return "\n".join([f"start: {start}", *self._lines, ""])
 
 
-def schema_text(schema: Any) -> str:
+def schema_text(schema: Any, blanks: Mapping[str, str] = BLANKS) -> str:
     """Write a schema as text, without a way to write blanks for ever."""
     if isinstance(schema, Mapping):
-        schema = {"x-guidance": BLANKS, **schema}
+        schema = {"x-guidance": blanks, **schema}
     return json.dumps(schema)
 
 

@@ -3,18 +3,21 @@
 A value stands between its tags as it is. The function's schema tells a text from what is to be read as JSON.
 """
 
-import json
 import re
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence, Set
+from typing import ClassVar
 
 from moesaic.models.text.dialects.call_form import LINE, CallForm
 from moesaic.models.text.dialects.functions import ToolFunction, find
 from moesaic.models.text.dialects.reader import Reader, Reading
 from moesaic.models.text.dialects.rules import Rules
+from moesaic.models.text.dialects.tagged_rules import arguments_rule
+from moesaic.models.text.dialects.written import GrowingValue, as_json, is_json, json_of
+from moesaic.models.text.schemas.reading import Values, kind_of
 
 _NAME = re.compile(r"[\w.:/-]{1,256}")
+_STRUCTURES = {"array", "object"}
 
 
 class Tagged(CallForm):
@@ -25,12 +28,14 @@ class Tagged(CallForm):
         value_tags: tags around its value; the first one is empty where the name's tag opens the value too.
         line: what stands between these and the value.
         end: closes the call.
+        followers: tags that may follow the end of a call, whose own tag may be missing.
     """
 
     key_tags: ClassVar[tuple[str, str]]
     value_tags: ClassVar[tuple[str, str]]
     line: ClassVar[str] = ""
     end: ClassVar[str]
+    followers: ClassVar[tuple[str, ...]]
 
     @abstractmethod
     def read_name(self, reader: Reader) -> Reading[str]:
@@ -48,77 +53,108 @@ class Tagged(CallForm):
         name = yield from self.read_name(reader)
         if not _NAME.fullmatch(name):
             return False
-        function, before = find(functions, name), "{"
+        function, given = find(functions, name), set[str]()
         while True:
             yield from reader.skip_blanks()
-            tag = yield from reader.take(self.key_tags[0], self.end)
-            if before == "{" and not tag:
+            tag = yield from reader.take(self.key_tags[0], self.end, *self.followers)
+            if not given and not tag:
                 return False
-            if before == "{":
+            if not given:
                 reader.begin_call(name)
             if tag != self.key_tags[0]:
                 break
-            key, end = yield from reader.collect((self.key_tags[1],))
-            if end and self.value_tags[0]:
-                yield from reader.skip_blanks()
-                end = yield from reader.take(self.value_tags[0])
-            if not end:
+            before = ", " if given else "{"
+            key = yield from self._read_key(reader)
+            if key is None:
                 reader.put_arguments(before)
                 return True
-            reader.put_arguments(f"{before}{_as_json(key.strip())}: ")
-            before = ", "
-            if not (yield from self._read_value(reader, function, key.strip())):
+            reader.put_arguments(f"{before}{as_json(key)}: ")
+            given.add(key)
+            if not (yield from self._read_value(reader, function, key, given)):
                 return True
+        if tag in self.followers:
+            reader.step_back(len(tag))
         if tag:
-            reader.put_arguments("}" if before == ", " else "{}")
+            reader.put_arguments("}" if given else "{}")
             yield from self.read_end(reader)
         return True
 
-    def _read_value(self, reader: Reader, function: ToolFunction, key: str) -> Reading[bool]:
+    def _read_key(self, reader: Reader) -> Reading[str | None]:
+        """Read the name of an argument, up to where its value begins; the tag that closes the name may be missing."""
+        closing, opening = self.key_tags[1], self.value_tags[0]
+        key, end = yield from reader.collect((closing, opening) if opening else (closing,))
+        if end == closing and opening:
+            yield from reader.skip_blanks()
+            end = yield from reader.take(opening)
+        return key.strip() if end else None
+
+    def _read_value(
+        self, reader: Reader, function: ToolFunction, key: str, given: Set[str]
+    ) -> Reading[bool]:
         if self.line:
             yield from reader.take(self.line)
-        close = (self.value_tags[1],)
-        if function.is_text(key):
-            reader.put_arguments('"')
-            if not (
-                yield from reader.passed(
-                    lambda text: reader.put_arguments(_as_json(text)[1:-1]), close, self.line, 1
-                )
-            ):
-                return False
-            reader.put_arguments('"')
+        values = function.argument(key)
+        may_be_structure = (yield from reader.next_char()) in ("{", "[") and _has_structures(values)
+        if may_be_structure and (yield from self._read_structure(reader, values)):
             return True
+        value = GrowingValue(reader.put_arguments, values)
+        closed = yield from self._read_text(reader, value, function.arguments.keys() - given)
+        value.end(closed=closed)
+        return closed
+
+    def _read_structure(self, reader: Reader, values: Values | None) -> Reading[bool]:
+        """Read a list or an object of JSON, whose texts may have tags in them; false, and nothing, if it is none."""
         pieces: list[str] = []
-        if not (yield from reader.passed(pieces.append, close, self.line, 1)):
-            reader.put_arguments("".join(pieces))
-            return False
-        reader.put_arguments(_value("".join(pieces), function, key))
-        return True
+        reader.hold()
+        if (yield from reader.json_value(pieces.append)):
+            written = "".join(pieces)
+            yield from reader.skip_blanks()
+            if (yield from reader.take(self.value_tags[1])) and is_json(written):
+                reader.release()
+                reader.put_arguments(json_of(written, values))
+                return True
+        reader.restore()
+        return False
+
+    def _read_text(self, reader: Reader, value: GrowingValue, known: Set[str]) -> Reading[bool]:
+        """Read a value to its end; false if it breaks off.
+
+        Where its closing tag is missing, it ends before the opening of an argument that the function has and that was
+        not given yet, on a line of its own, or before the end of the call.
+        """
+        close = self.value_tags[1]
+        markers = (close, self.key_tags[0], *self._ends)
+        while marker := (yield from reader.passed(value.put, markers)):
+            blanks = reader.blanks_before
+            if marker == close:
+                value.put(blanks.removesuffix(self.line))
+                return True
+            reader.step_back(len(marker))
+            reader.hold()
+            yield from reader.take(marker)
+            if marker == self.key_tags[0]:
+                alone = "\n" in blanks or value.is_empty or not value.may_be_text
+                name, _ = yield from reader.collect(self.key_tags[1:])
+                ends = alone and name.strip() in known
+            else:
+                yield from reader.skip_blanks()
+                followed = yield from reader.take(*self.followers)
+                ends = bool(followed) or not (yield from reader.next_char())
+            reader.restore()
+            if ends:
+                value.put(blanks[: max(blanks.rfind("\n"), 0)])
+                return True
+            yield from reader.take(marker)
+            value.put(blanks + marker)
+        return False
+
+    @property
+    def _ends(self) -> tuple[str, ...]:
+        return (self.end, *(tag for tag in self.followers if tag.startswith("</")))
 
     def arguments_rule(self, rules: Rules, function: ToolFunction) -> str:
-        """Bind each argument, in the order of the schema; of texts only those of a list are bound."""
-        required = function.parameters.get("required", ())
-        rule = []
-        for key, schema in function.properties.items():
-            one = self._argument_rule(rules, function, key, schema)
-            rule.append(one if key in required else f"({one})?")
-        return " ".join(rule)
-
-    def _argument_rule(self, rules: Rules, function: ToolFunction, key: str, schema: Any) -> str:
-        head = f"{self.key_tags[0]}{key}{self.key_tags[1]}"
-        if self.value_tags[0]:
-            head += f"\n{self.value_tags[0]}"
-        head, tail = head + self.line, self.line + self.value_tags[1]
-        texts = _texts(schema)
-        if texts is not None:
-            value = f"({' | '.join(map(rules.text, texts))}) {rules.text(tail)}"
-        elif function.is_text(key):
-            value = rules.free_until(self.value_tags[1], before=self.line)
-        else:
-            shared = {k: v for k, v in function.parameters.items() if k in ("$defs", "definitions")}
-            inner = {**schema, **shared} if isinstance(schema, Mapping) else schema
-            value = f"{rules.value(inner)} {rules.text(tail)}"
-        return f"{rules.text(head)} {value} {rules.text(LINE)}"
+        """Bind each argument, in the order of the schema."""
+        return arguments_rule(self, rules, function)
 
 
 class QwenCoder(Tagged):
@@ -131,6 +167,7 @@ class QwenCoder(Tagged):
     value_tags = ("", "</parameter>")
     line = "\n"
     end = "</function>"
+    followers = ("</tool_call>", "<tool_call>", "<function=")
 
     def read_name(self, reader: Reader) -> Reading[str]:
         """Read it within its tag; the outer tag may be missing."""
@@ -160,6 +197,7 @@ class Glm(Tagged):
     key_tags = ("<arg_key>", "</arg_key>")
     value_tags = ("<arg_value>", "</arg_value>")
     end = "</tool_call>"
+    followers = ("<tool_call>",)
 
     def read_name(self, reader: Reader) -> Reading[str]:
         """Read it up to the first argument, or the end."""
@@ -169,7 +207,9 @@ class Glm(Tagged):
 
     def call_rule(self, rules: Rules, function: ToolFunction) -> str:
         """Bind the arguments."""
-        head, tail = rules.text(f"<tool_call>{function.name}\n"), rules.text("</tool_call>")
+        # GLM-4.5 and 4.6 write lines, later ones do not.
+        head = f"{rules.text(f'<tool_call>{function.name}')} {rules.text(LINE)}?"
+        tail = rules.text("</tool_call>")
         return f"{head} {self.arguments_rule(rules, function)} {tail}"
 
 
@@ -183,6 +223,7 @@ class MiniMax(Tagged):
     key_tags = ('<parameter name="', '">')
     value_tags = ("", "</parameter>")
     end = "</invoke>"
+    followers = ("</minimax:tool_call>", '<invoke name="')
 
     def read_name(self, reader: Reader) -> Reading[str]:
         """Read it within its tag."""
@@ -201,29 +242,8 @@ class MiniMax(Tagged):
         return f"{head} {calls} {tail}"
 
 
-def _as_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _value(written: str, function: ToolFunction, key: str) -> str:
-    """Read a value that may be JSON; else it is a text."""
-    try:
-        value = json.loads(written, parse_constant=_no_constant)
-    except (ValueError, RecursionError):
-        return _as_json(written)
-    if value is not None and function.may_be_text(key):
-        return _as_json(written)
-    return written.strip()
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(name)
-
-
-def _texts(schema: Any) -> list[str] | None:
-    """Find the texts that a schema allows, if it lists them."""
-    if not isinstance(schema, Mapping):
-        return None
-    texts = [schema["const"]] if "const" in schema else schema.get("enum")
-    listed = isinstance(texts, list) and bool(texts) and all(isinstance(t, str) for t in texts)
-    return list(texts) if listed and isinstance(texts, list) else None
+def _has_structures(values: Values | None) -> bool:
+    if values is None:
+        return True
+    kinds = {*values.kinds, *map(kind_of, values.listed)}
+    return bool(kinds & _STRUCTURES)

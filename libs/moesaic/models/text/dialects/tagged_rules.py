@@ -1,0 +1,193 @@
+"""Rules of arguments between tags: whatever they let through is read as arguments that fit the schema."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Protocol
+
+from moesaic.models.text.dialects.call_form import LINE
+from moesaic.models.text.dialects.functions import ToolFunction, others_of
+from moesaic.models.text.dialects.rules import Rules
+from moesaic.models.text.schemas.binding import Binder
+from moesaic.models.text.schemas.raw_texts import (
+    ANY,
+    NO_JSON,
+    NO_VALUE,
+    escaped,
+    expressions_of,
+    whole_pattern,
+)
+from moesaic.models.text.schemas.reading import ALL_KINDS, Values, listed, mapping
+from moesaic.models.text.schemas.shapes import Shape
+
+_KEY = r"[A-Za-z_][A-Za-z0-9_.\-]{0,63}"
+_KEY_CHARACTERS = r'[^<>"\s]{1,100}'
+_WORDS = {"boolean": ("True", "False"), "null": ("None", "null")}
+_HELD_HERE = ("type", "properties", "required", "additionalProperties", "patternProperties")
+_SIZES = ("minProperties", "maxProperties")
+
+
+class ArgumentTags(Protocol):
+    """The tags of a form, as ``Tagged`` has them."""
+
+    key_tags: ClassVar[tuple[str, str]]
+    value_tags: ClassVar[tuple[str, str]]
+    line: ClassVar[str]
+    end: ClassVar[str]
+    followers: ClassVar[tuple[str, ...]]
+
+
+def arguments_rule(tags: ArgumentTags, rules: Rules, function: ToolFunction) -> str:
+    """Bind each argument, in the order of the schema; one rule for each shape of them."""
+    rules.leave_out(function, function.unenforced_shapes)
+    ways = [_ShapeRule(tags, rules, function, shape).whole() for shape in function.shapes]
+    return f"({' | '.join(map(rules.add, ways))})" if ways else rules.value(False)
+
+
+class _ShapeRule:
+    def __init__(
+        self, tags: ArgumentTags, rules: Rules, function: ToolFunction, shape: Shape
+    ) -> None:
+        self._tags, self._rules, self._function, self._shape = tags, rules, function, shape
+        self._binder = Binder(function.reader)
+        self._properties = mapping(shape, "properties")
+        self._required = listed(shape, "required")
+
+    def whole(self) -> str:
+        named = {
+            key: rule
+            for key, schema in self._properties.items()
+            if (rule := self._argument(key, schema)) is not None
+        }
+        least = self._shape.get("minProperties")
+        if least == 1 and named and not self._required:
+            orders = [list(named)[i:] for i in range(len(named))]
+            ways = [
+                self._in_order({key: named[key] for key in order}, order[0]) for order in orders
+            ]
+            rule = f"({' | '.join(ways)})"
+        else:
+            rule = self._in_order(named)
+        others = self._others()
+        self._note_unenforced(len(named), held_least=least == 1 and rule.startswith("("))
+        return " ".join([rule, *others]).strip() or '""'
+
+    def _in_order(self, named: Mapping[str, str], first: str = "") -> str:
+        return " ".join(
+            rule if key == first or key in self._required else f"({rule})?"
+            for key, rule in named.items()
+        )
+
+    def _note_unenforced(self, most: int, *, held_least: bool) -> None:
+        shape = self._shape
+        rest = {k: v for k, v in shape.items() if k not in (*_HELD_HERE, *_SIZES)}
+        self._binder.document(rest)
+        unenforced = set(self._binder.unenforced)
+        least = shape.get("minProperties")
+        if least is not None and not held_least and least > len(set(self._required)):
+            unenforced.add("minProperties")
+        if shape.get("maxProperties") is not None and (
+            shape["maxProperties"] < most or others_of(shape)
+        ):
+            unenforced.add("maxProperties")
+        self._rules.leave_out(self._function, unenforced)
+
+    def _others(self) -> list[str]:
+        """Bind arguments that have no name in the schema, where it describes such."""
+        shape, known = self._shape, "|".join(map(escaped, self._properties))
+        patterns = mapping(shape, "patternProperties")
+        keys = []
+        for pattern, schema in patterns.items():
+            whole = whole_pattern(pattern)
+            if whole is None:
+                self._binder.unenforced.add("patternProperties")
+            else:
+                keys.append((f"/{_KEY_CHARACTERS}/ & /{whole}/", schema))
+        additional = shape.get("additionalProperties")
+        if additional and not patterns:
+            keys.append((f"/{_KEY}/", additional))
+        but = f" & ~/{known}/" if known else ""
+        rules = [
+            self._tagged(self._rules.terminal(f"{key}{but}"), self._value("", schema))
+            for key, schema in keys
+            if schema is not False
+        ]
+        return [f"({' | '.join(rules)})*"] if rules else []
+
+    def _argument(self, key: str, schema: Any) -> str | None:
+        values = self._function.reader.values(schema)
+        if schema is False or not (values.kinds or values.listed):
+            return self._rules.value(False) if key in self._required else None
+        return self._tagged(self._rules.text(key), self._value(key, schema))
+
+    def _tagged(self, key: str, value: str) -> str:
+        tags, text = self._tags, self._rules.text
+        opening = tags.value_tags[0]
+        between = f"{text(LINE)}? {text(opening)}" if opening else ""
+        after = f"{text(LINE)}?" if opening else text(LINE)
+        parts = [text(tags.key_tags[0]), key, text(tags.key_tags[1]), between, text(tags.line)]
+        return " ".join(part for part in (*parts, value, after) if part)
+
+    def _value(self, key: str, schema: Any) -> str:
+        """Write the ways to spell a value, with the tag that closes it."""
+        values = self._function.reader.values(schema)
+        document = self._binder.document(schema)
+        tail = self._rules.text(self._tags.line + self._tags.value_tags[1])
+        ways = [f"{self._rules.text(one)} {tail}" for one in self._spellings(values)]
+        is_free = values.kinds == ALL_KINDS and document in ({}, True)
+        if "string" in values.kinds:
+            ways += self._texts(
+                key, values, NO_VALUE if values.kinds == ALL_KINDS and not is_free else ""
+            )
+        if not is_free and _needs_json(values):
+            ways.append(f"{self._rules.value(document)} {tail}")
+        return f"({' | '.join(ways)})"
+
+    def _spellings(self, values: Values) -> list[str]:
+        close = self._tags.value_tags[1]
+        found = [word for kind in _WORDS if kind in values.kinds for word in _WORDS[kind]]
+        for one in values.listed:
+            if isinstance(one, str):
+                found.append(one if close not in one else json.dumps(one).replace("<", "\\u003c"))
+            else:
+                found += [str(one)] if one is None or isinstance(one, bool) else []
+        if "string" in values.kinds and "boolean" in values.kinds:
+            found = [word for word in found if word not in _WORDS["boolean"]]
+        return list(dict.fromkeys(found))
+
+    def _texts(self, key: str, values: Values, base: str) -> list[str]:
+        ways = []
+        for conditions in values.texts:
+            expressions, unenforced = expressions_of(conditions)
+            self._binder.unenforced |= unenforced
+            if not base and values.kinds != ALL_KINDS:
+                is_mixed = bool(values.kinds & {"array", "object"}) or bool(expressions)
+                base = NO_JSON if is_mixed and values.kinds != {"string"} else ""
+            if base:
+                expressions = [*expressions, base]
+            closing, line = self._tags.value_tags[1], self._tags.line
+            ways.append(self._rules.text_until(closing, expressions, self._never(key), line))
+        return ways
+
+    def _never(self, key: str) -> Sequence[str]:
+        """Write what a reader takes for the end of a value, though its tag is missing."""
+        tags, rules, never = self._tags, self._rules, []
+        keys = list(self._properties)
+        before = keys[: keys.index(key)] if key in keys else keys
+        given = {key, *(one for one in before if one in self._required)}
+        others = [escaped(one) for one in self._function.arguments if one not in given]
+        if others and not rules.is_token(tags.key_tags[0]):
+            opening, closing = (escaped(tag) for tag in tags.key_tags)
+            names = rf"{opening}\s*(?:{'|'.join(others)})\s*{closing}"
+            never.append(rf"(?:{ANY}\n)?\s*{names}{ANY}")
+        closers = (tags.end, *(tag for tag in tags.followers if tag.startswith("</")))
+        if not any(map(rules.is_token, closers)):
+            ends, after = ("|".join(map(escaped, some)) for some in (closers, tags.followers))
+            never.append(rf"{ANY}(?:{ends})\s*(?:{after}){ANY}")
+        return never
+
+
+def _needs_json(values: Values) -> bool:
+    """True if values of a schema may be written in ways that a text does not have already."""
+    if "string" in values.kinds and not values.kinds & {"array", "object"}:
+        return any(not isinstance(one, str) for one in values.listed)
+    return bool(values.kinds) or any(not isinstance(one, str) for one in values.listed)

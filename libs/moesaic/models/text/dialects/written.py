@@ -1,0 +1,196 @@
+"""Values that stand between tags as a template wrote them: a text as it is, all else as JSON or as Python writes it."""
+
+import json
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+from moesaic.models.text.schemas.reading import ALL_KINDS, Values, is_same, kind_of
+
+MAX_PYTHON = 1 << 16  # characters that are read as Python's
+_NO_VALUE = object()
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
+_MAX_NUMBER = 400
+MAX_UNCERTAIN = (
+    300  # characters in which a text must show that it is one, to be given out as it comes
+)
+_WORDS = {"True": "true", "False": "false", "None": "null"}
+_IN_PYTHON = re.compile(
+    r"""
+    (?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")
+    | (?P<word>\b(?:True|False|None)\b)
+    | (?P<open>\() | (?P<close>,?\s*\)) | (?P<comma>,)(?=\s*[\]}])
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": ""}
+# A text that may be null, or JSON, is known for one as soon as it cannot be these any more.
+_NOT_YET_TEXT = re.compile(r"\s*(?:$|[\"\[{]|n(?:u(?:l(?:l\s*)?)?)?$|N(?:o(?:n(?:e\s*)?)?)?$)")
+
+
+def as_json(value: Any) -> str:
+    """Write a value as JSON, as the calls of answers have it."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _loaded(written: str) -> Any:
+    """Read JSON; what is none gives ``_NO_VALUE``."""
+    try:
+        return json.loads(written, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return _NO_VALUE
+
+
+def is_certain(written: str, values: Values) -> bool:
+    """True if a value that begins so is the text that was written, whatever follows."""
+    if "string" not in values.kinds or values.kinds == ALL_KINDS:
+        return False
+    if any(kind_of(one) != "string" for one in values.listed):
+        return False
+    return values.kinds == {"string"} or not _NOT_YET_TEXT.match(written)
+
+
+def is_json(written: str) -> bool:
+    """True if a text is JSON."""
+    return _loaded(written) is not _NO_VALUE
+
+
+class GrowingValue:
+    """A value that is being read. A text is given out as it comes, as soon as it can be nothing else.
+
+    Args:
+        give: takes JSON.
+        values: what the schema allows; None: nothing is known of it.
+    """
+
+    def __init__(self, give: Callable[[str], None], values: Values | None) -> None:
+        self._give, self._values = give, values
+        self._kept: list[str] = []
+        self._length = 0
+        self._flows = False
+        self.may_be_text = values is None or "string" in values.kinds
+
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing was read so far."""
+        return not self._length
+
+    def put(self, text: str) -> None:
+        """Take more of it."""
+        self._length += len(text)
+        if not text:
+            return
+        if self._flows:
+            self._give(as_json(text)[1:-1])
+            return
+        self._kept.append(text)
+        if self._values is None or self._length - len(text) > MAX_UNCERTAIN:
+            return
+        if is_certain("".join(self._kept), self._values):
+            self._give(as_json("".join(self._kept))[:-1])
+            self._flows = True
+
+    def end(self, *, closed: bool) -> None:
+        """Give out what is left. A value that broke off is given as it was written."""
+        if self._flows:
+            self._give('"' if closed else "")
+        else:
+            written = "".join(self._kept)
+            self._give(json_of(written, self._values) if closed else written)
+
+
+def json_of(written: str, values: Values | None) -> str:
+    """Give a value as JSON.
+
+    Args:
+        written: what stands between the tags.
+        values: what the schema allows; None: nothing is known of it.
+    """
+    if values is None or values.kinds == ALL_KINDS:
+        word = _WORDS.get(written.strip()) if values is not None else None
+        found = word or (written.strip() if _loaded(written) is not _NO_VALUE else None)
+        return found or as_json(written)
+    if any(isinstance(one, str) and one == written for one in values.listed):
+        return as_json(written)
+    if values.kinds == {"string"} and all(isinstance(one, str) for one in values.listed):
+        return as_json(written)
+    return _typed(written, values)
+
+
+def _typed(written: str, values: Values) -> str:
+    spelled = written.strip()
+    if _loaded(spelled) is _NO_VALUE:
+        spelled = _other_spelling(spelled, values)
+    value = _loaded(spelled)
+    if value is _NO_VALUE:
+        return as_json(written)
+    if any(is_same(value, one) for one in values.listed):
+        return spelled
+    if "string" not in values.kinds:
+        return (
+            _whole(spelled, value)
+            if values.kinds & {"integer", "number"} == {"integer"}
+            else spelled
+        )
+    # What is null, a list or an object is written so; any other value could be a text as well.
+    if kind_of(value) in {"null", "array", "object", "string"} & values.kinds:
+        return spelled
+    return as_json(written)
+
+
+def _other_spelling(written: str, values: Values) -> str:
+    """Spell as JSON what Python writes, or what a number may look like; else give it back."""
+    if written.lower() in ("true", "false") and "boolean" in values.kinds:
+        return written.lower()
+    if written in _WORDS:
+        return _WORDS[written]
+    if "string" in values.kinds:
+        return written
+    if values.kinds & {"integer", "number"} and len(written) <= _MAX_NUMBER:
+        if re.fullmatch("[+-]?[0-9]+", written):
+            return str(int(written))
+        if _NUMBER.fullmatch(written) and math.isfinite(float(written)):
+            return repr(float(written))
+    return _python_as_json(written)
+
+
+def _whole(spelled: str, value: Any) -> str:
+    """Spell a number without its empty fraction."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return str(int(value))
+    return spelled
+
+
+def _python_as_json(written: str) -> str:
+    """Spell lists, tuples and dictionaries as JSON; what is none of them makes no JSON either."""
+    if written[:1] not in "([{" or len(written) > MAX_PYTHON:
+        return written
+    return _IN_PYTHON.sub(_piece_as_json, written)
+
+
+def _piece_as_json(found: re.Match[str]) -> str:
+    match found.lastgroup:
+        case "text":
+            return as_json(_ESCAPE.sub(_unescaped, found.group()[1:-1]))
+        case "word":
+            return _WORDS[found.group()]
+        case "open":
+            return "["
+        case "close":
+            return "]"
+    return ""
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    code = found.group(1)
+    if len(code) > 1:
+        number = int(code[1:], 16)
+        is_character = number < 0x110000 and not 0xD800 <= number < 0xE000
+        return chr(number) if is_character else found.group()
+    return _ESCAPES.get(code, code if code in "\\'\"/" else found.group())
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(name)

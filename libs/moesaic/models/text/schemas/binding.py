@@ -1,0 +1,214 @@
+"""A JSON schema as a grammar takes it: without what says nothing, and without what no grammar can hold."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from moesaic.models.text.schemas.keywords import FORMATS, KEYWORDS, is_plain_pattern
+from moesaic.models.text.schemas.reading import REFERENCES, SchemaReader, kind_of, listed, mapping
+
+MAX_ONE_OF_MANY = 32  # properties of which one must be there
+_SUBSCHEMAS = ("items", "additionalProperties")
+_LISTS = ("allOf", "anyOf", "prefixItems")
+_MAPPINGS = ("properties", "patternProperties")
+_COMBINE = ("allOf", "anyOf", "oneOf", *REFERENCES)
+_SAYS_NOTHING: dict[str, tuple[Any, ...]] = {
+    "uniqueItems": (False,),
+    "propertyNames": (True, {}, {"type": "string"}),
+    "not": (False,),
+    "contains": (),
+    "dependentRequired": ({},),
+    "dependentSchemas": ({},),
+    "dependencies": ({},),
+    "unevaluatedProperties": (True, {}),
+    "unevaluatedItems": (True, {}),
+}
+_PARTNERS = {
+    "if": ("then", "else"),
+    "then": ("if",),
+    "else": ("if",),
+    "minContains": ("contains",),
+    "maxContains": ("contains",),
+}
+_LITERAL = re.compile(r"\^((?:[\w -]|\\[-_./])*)(?![*+?{|])")
+
+Bound = Any  # a schema: an object, or a truth value
+
+
+class Binder:
+    """Writes schemas of one reader anew.
+
+    Attributes:
+        unenforced: keywords that were left out, though they say something.
+    """
+
+    def __init__(self, reader: SchemaReader) -> None:
+        self._reader = reader
+        self._names: dict[int, str] = {}
+        self._waiting: list[tuple[str, Any]] = []
+        self.unenforced: set[str] = set()
+
+    def document(self, schema: Any) -> Bound:
+        """Write a schema that stands by itself: it has all that it refers to."""
+        self._names, self._waiting = {}, []
+        written = self._bound(schema)
+        shared = {}
+        while self._waiting:
+            name, target = self._waiting.pop()
+            shared[name] = self._bound(target)
+        return {**written, "$defs": shared} if shared else written
+
+    def _bound(self, schema: Any) -> Bound:
+        if not isinstance(schema, Mapping):
+            return schema
+        written: dict[str, Any] = {}
+        also: list[Any] = []
+        for name, value in self._said(schema).items():
+            if name in REFERENCES:
+                also += self._reference(name, value)
+            elif name == "oneOf":
+                also.append({"anyOf": self._one_of(value)})
+            elif name in _SUBSCHEMAS:
+                written[name] = self._bound(value)
+            elif name in _LISTS and isinstance(value, list):
+                written[name] = [self._bound(part) for part in value]
+            elif name in _MAPPINGS and isinstance(value, Mapping):
+                written[name] = {key: self._bound(part) for key, part in value.items()}
+            else:
+                written[name] = value
+        return self._with_null(schema, _combined(written, also))
+
+    def _said(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+        """Keep the keywords that say something and can be held."""
+        said = {}
+        for name, value in schema.items():
+            known = KEYWORDS.get(name)
+            if value is None and name != "const":
+                continue
+            if known is None or known.effect == "ignored" or name in ("nullable", "$anchor", "$id"):
+                continue
+            if name in ("$defs", "definitions", "$dynamicAnchor"):
+                continue
+            if known.effect == "enforced":
+                said[name] = value
+            elif not _says_nothing(name, value, schema):
+                self.unenforced.add(name)
+        self._strings(said)
+        self._numbers(said)
+        self._arrays(said)
+        self._objects(schema, said)
+        return said
+
+    def _strings(self, said: dict[str, Any]) -> None:
+        pattern, form = said.get("pattern"), said.get("format")
+        if isinstance(pattern, str) and not is_plain_pattern(pattern):
+            self.unenforced.add("pattern")
+            del said["pattern"]
+        if isinstance(form, str) and (form not in FORMATS or FORMATS[form].effect != "enforced"):
+            del said["format"]
+            if form in FORMATS:
+                self.unenforced.add("format")
+
+    def _numbers(self, said: dict[str, Any]) -> None:
+        """Write draft 4's exclusive bounds, which are truth values, as numbers; and whole numbers as such."""
+        for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+            is_old = isinstance(said.get(exclusive), bool)
+            if is_old and said.pop(exclusive) and bound in said:
+                said[exclusive] = said.pop(bound)
+        for name, value in said.items():
+            if (
+                isinstance(value, float)
+                and value.is_integer()
+                and name not in ("const", "multipleOf")
+            ):
+                said[name] = int(value)
+
+    def _arrays(self, said: dict[str, Any]) -> None:
+        """Write a list of ``items``, as draft 7 has it, as ``prefixItems``."""
+        rest = said.pop("additionalItems", None)
+        if isinstance(said.get("items"), list):
+            said["prefixItems"] = said.pop("items")
+            if rest is not None:
+                said["items"] = rest
+
+    def _objects(self, schema: Mapping[str, Any], said: dict[str, Any]) -> None:
+        if schema.get("unevaluatedProperties") is False and not any(n in schema for n in _COMBINE):
+            self.unenforced.discard("unevaluatedProperties")
+            said.setdefault("additionalProperties", False)
+        patterns = list(mapping(said, "patternProperties"))
+        if patterns and not _are_apart(patterns):
+            self.unenforced.add("patternProperties")
+            said.pop("additionalProperties", None)
+            del said["patternProperties"]
+        self._sizes(said)
+
+    def _sizes(self, said: dict[str, Any]) -> None:
+        """Hold the number of properties, where all that are described are required."""
+        properties, required = mapping(said, "properties"), listed(said, "required")
+        least, most = said.get("minProperties"), said.get("maxProperties")
+        closed = said.get("additionalProperties") is False and "patternProperties" not in said
+        if isinstance(least, int) and least <= len(set(required)):
+            del said["minProperties"]
+        if isinstance(most, int) and closed and most >= len(properties):
+            del said["maxProperties"]
+        if set(properties) <= set(required):
+            return
+        if said.get("minProperties") == 1 and len(properties) <= MAX_ONE_OF_MANY:
+            del said["minProperties"]
+            one = {"anyOf": [{"required": [name]} for name in properties]}
+            said["allOf"] = [*listed(said, "allOf"), one]
+        for name in ("minProperties", "maxProperties"):
+            if said.pop(name, None) is not None:
+                self.unenforced.add(name)
+
+    def _reference(self, name: str, value: Any) -> list[Any]:
+        target = self._reader.resolved(value)
+        if target is None:
+            self.unenforced.add(name)
+            return []
+        if not isinstance(target, Mapping):
+            return [target]
+        known = self._names.get(id(target))
+        if known is None:
+            known = self._names[id(target)] = f"d{len(self._names)}"
+            self._waiting.append((known, target))
+        return [{"$ref": f"#/$defs/{known}"}]
+
+    def _one_of(self, parts: Any) -> Any:
+        if not isinstance(parts, list):
+            return parts
+        if not self._reader.are_disjoint(parts):
+            self.unenforced.add("oneOf")
+        return [self._bound(part) for part in parts]
+
+    def _with_null(self, schema: Mapping[str, Any], written: dict[str, Any]) -> dict[str, Any]:
+        if schema.get("nullable") is not True:
+            return written
+        without = {name: value for name, value in schema.items() if name != "nullable"}
+        if "null" in self._reader.values(without).kinds:
+            return written
+        return {"anyOf": [written, {"type": "null"}]}
+
+
+def _says_nothing(name: str, value: Any, schema: Mapping[str, Any]) -> bool:
+    if name in _PARTNERS:
+        return not any(partner in schema for partner in _PARTNERS[name])
+    return any(
+        kind_of(value) == kind_of(one) and value == one for one in _SAYS_NOTHING.get(name, ())
+    )
+
+
+def _are_apart(patterns: list[str]) -> bool:
+    """True if grammars take patterns of names: no name fits two of them."""
+    if not all(map(is_plain_pattern, patterns)):
+        return False
+    begins = [found.group(1) if (found := _LITERAL.match(one)) else "" for one in patterns]
+    pairs = [(a, b) for i, a in enumerate(begins) for b in begins[:i]]
+    return all(not a.startswith(b) and not b.startswith(a) for a, b in pairs)
+
+
+def _combined(written: dict[str, Any], also: list[Any]) -> dict[str, Any]:
+    """Add schemas that hold as well: in place, where there is one with a keyword that is free."""
+    if len(also) == 1 and isinstance(also[0], Mapping) and not also[0].keys() & written.keys():
+        return {**written, **also[0]}
+    return {**written, "allOf": [*written.get("allOf", ()), *also]} if also else written

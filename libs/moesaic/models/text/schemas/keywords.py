@@ -1,0 +1,95 @@
+"""Keywords of JSON Schema, and what each of them does to a grammar. The reference page is made from this."""
+
+import re
+from typing import Any, Literal, NamedTuple
+
+Effect = Literal["enforced", "ignored", "unenforced"]
+
+
+class Keyword(NamedTuple):
+    """One keyword.
+
+    Attributes:
+        effect: ``ignored`` says nothing about a value; ``unenforced`` does, but no grammar can hold it.
+        note: what a caller should know.
+    """
+
+    effect: Effect
+    note: str = ""
+
+
+def _all(effect: Effect, names: str) -> dict[str, Keyword]:
+    return dict.fromkeys(names.split(), Keyword(effect))
+
+
+DISJOINT = "taken as `anyOf`; unenforced where two of its schemas may fit one value"
+KEYWORDS: dict[str, Keyword] = {
+    **_all("enforced", "type enum const anyOf allOf properties required items prefixItems"),
+    **_all("enforced", "minimum maximum multipleOf minItems maxItems minLength maxLength"),
+    **_all("enforced", "exclusiveMinimum exclusiveMaximum $defs definitions $anchor $id"),
+    "oneOf": Keyword("enforced", DISJOINT),
+    "$ref": Keyword("enforced", "within the schema; unenforced where it leads out of it"),
+    "$dynamicRef": Keyword("enforced", "as `$ref`"),
+    "$recursiveRef": Keyword("enforced", "as `$ref`"),
+    "$dynamicAnchor": Keyword("enforced", "as `$anchor`"),
+    "additionalProperties": Keyword("enforced", "`false` at the root of a function, if left out"),
+    "patternProperties": Keyword("enforced", "unenforced where two patterns may fit one name"),
+    "minProperties": Keyword("enforced", "unenforced beside properties that may be left out"),
+    "maxProperties": Keyword("enforced", "unenforced beside properties that may be left out"),
+    "additionalItems": Keyword("enforced", "behind a list of `items`, as in draft 7"),
+    "nullable": Keyword("enforced", "of OpenAPI: `null` fits too"),
+    "pattern": Keyword("enforced", "unenforced with look-arounds, back references, `\\b`"),
+    "format": Keyword("enforced", "those of the second table"),
+    **_all("ignored", "title description default examples example deprecated readOnly writeOnly"),
+    **_all("ignored", "$schema $comment $vocabulary $recursiveAnchor id contentEncoding"),
+    **_all("ignored", "contentMediaType contentSchema discriminator xml externalDocs"),
+    "uniqueItems": Keyword("unenforced", "`false` is ignored"),
+    "if": Keyword("unenforced", "ignored without `then` and `else`"),
+    **_all("unenforced", "then else not propertyNames contains minContains maxContains"),
+    **_all("unenforced", "dependentRequired dependentSchemas dependencies"),
+    **_all("unenforced", "unevaluatedProperties unevaluatedItems"),
+}
+"""All keywords of drafts 4 to 2020-12 and of OpenAPI; any other name is ignored."""
+
+_KNOWN_FORMATS = "date-time time date duration email hostname ipv4 ipv6 uri uuid"
+_OTHER_FORMATS = (
+    "idn-email idn-hostname uri-reference iri iri-reference uri-template json-pointer "
+    "relative-json-pointer regex"
+)
+FORMATS: dict[str, Keyword] = {
+    **_all("enforced", _KNOWN_FORMATS),
+    **_all("unenforced", _OTHER_FORMATS),
+}
+"""Formats of JSON Schema; any other name is ignored, as the specification has it."""
+
+# What the regular expressions of the grammar's library have in common with those of JSON Schema.
+_ESCAPED = r"\\(?:[dDwWsStnrfv]|[^\w\s]|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|[pP]\{\w+\})"
+_TOKEN = re.compile(
+    rf"""
+    (?P<atom>{_ESCAPED} | \[(?:\^(?!\])|(?!\^))(?:{_ESCAPED}|(?!&&|~~|--)[^\[\]\\])+\] | [^\\\[\](){{}}^$*+?|])
+    | (?P<open>\((?:\?(?::|P?<[A-Za-z_]\w*>))?)
+    | (?P<close>\))
+    | (?P<often>(?:[*+?]|\{{\d{{1,4}}(?:,\d{{0,4}})?\}})\??)
+    | (?P<begin>\^) | (?P<end>\$(?![^)|$])) | (?P<bar>\|)
+    """,
+    re.VERBOSE,
+)
+_NEEDS = {"often": ("atom", "close"), "begin": ("", "open", "begin", "bar")}
+
+
+def is_plain_pattern(pattern: Any) -> bool:
+    """True if a grammar can hold a text to a regular expression."""
+    if not isinstance(pattern, str):
+        return False
+    at = depth = 0
+    before = ""
+    while at < len(pattern):
+        found = _TOKEN.match(pattern, at)
+        kind = (found.lastgroup or "") if found else ""
+        if found is None or before not in _NEEDS.get(kind, (before,)):
+            return False
+        depth += (kind == "open") - (kind == "close")
+        if depth < 0:
+            return False
+        at, before = found.end(), kind
+    return not depth

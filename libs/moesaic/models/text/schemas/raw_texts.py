@@ -1,0 +1,92 @@
+"""Texts that stand as they are between tags: regular expressions that hold them to their schemas."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from moesaic.models.text.schemas.keywords import FORMATS, is_plain_pattern
+
+MAX_LENGTH = 2000  # that an expression counts to
+ANY = "(?s:.*)"
+# Neither a list, an object nor a string as JSON has them.
+NO_JSON = r'\s*(?:[^\s"\[{](?s:.*))?'
+# Nor any other value.
+NO_VALUE = r'\s*(?:[^\s"\[{\-0-9tfnTFN](?s:.*))?'
+_DATE = r"\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|1\d|2[0-8])"
+_TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,9})?(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
+_OCTET = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
+_LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,30}[a-zA-Z0-9])?"
+_HOST = rf"{_LABEL}(?:\.{_LABEL}){{0,6}}"
+_FORMATS = {
+    "date": rf"(?:{_DATE}|\d{{4}}-(?:0[13-9]|1[0-2])-(?:29|30)|\d{{4}}-(?:0[13578]|1[02])-31)",
+    "time": _TIME,
+    "date-time": rf"{_DATE}T{_TIME}",
+    "ipv4": rf"{_OCTET}(?:\.{_OCTET}){{3}}",
+    "uuid": "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}",
+    "hostname": _HOST,
+    "email": rf"[a-zA-Z0-9_+-]{{1,40}}(?:\.[a-zA-Z0-9_+-]{{1,40}}){{0,4}}@{_HOST}",
+    "uri": r"[a-zA-Z][a-zA-Z0-9+.-]*:[a-zA-Z0-9._~:/?#@!$&'()*+,;=%-]+",
+}
+_HIDDEN = re.compile(r"\\.|\[\^?(?:\\.|[^\]\\])+\]", re.DOTALL)
+_SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$&~-]")
+_GROUP = re.compile(r"\([^()]*\)")
+
+
+def expressions_of(conditions: Sequence[Mapping[str, Any]]) -> tuple[list[str], set[str]]:
+    """Write what a text must match as a whole.
+
+    Returns:
+        The expressions, all of which it must match, and the keywords that they do not hold.
+    """
+    found: list[str] = []
+    unenforced: set[str] = set()
+    for each in conditions:
+        for name, expression in _expressions(each):
+            if expression is None:
+                unenforced.add(name)
+            else:
+                found.append(f"(?:{expression})")
+    return found, unenforced
+
+
+def _expressions(keywords: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
+    if "pattern" in keywords:
+        yield "pattern", whole_pattern(keywords["pattern"])
+    if (form := keywords.get("format")) in FORMATS:
+        yield "format", _FORMATS.get(form)
+    for name, counted in (("minLength", "{%d,}"), ("maxLength", "{0,%d}")):
+        if name in keywords:
+            length = keywords[name]
+            held = isinstance(length, (int, float)) and 0 <= length <= MAX_LENGTH
+            yield name, f"(?s:.){counted % length}" if held else None
+
+
+def whole_pattern(pattern: Any) -> str | None:
+    """Write a pattern, which may match within a text, so that it matches all of it; None: it cannot be."""
+    if not is_plain_pattern(pattern):
+        return None
+    shown = _HIDDEN.sub("_", pattern)
+    begins, ends = shown.startswith("^"), shown.endswith("$")
+    inner = shown[begins : len(shown) - ends]
+    if "^" in inner or "$" in inner:
+        return None
+    while (less := _GROUP.sub("", inner)) != inner:
+        inner = less
+    if (begins or ends) and "|" in inner:
+        return None
+    core = pattern[begins : len(pattern) - ends]
+    return f"{'' if begins else ANY}(?:{core}){'' if ends else ANY}"
+
+
+def escaped(text: str) -> str:
+    """Write an expression that matches a text."""
+    return _SPECIAL.sub(r"\\\g<0>", text)
+
+
+def slashes_escaped(pattern: str) -> str:
+    """Write a pattern so that it can stand between slashes, on one line."""
+    pieces, escaped = [], False
+    for char in pattern.replace("\n", r"\n"):
+        pieces.append("\\/" if char == "/" and not escaped else char)
+        escaped = char == "\\" and not escaped
+    return "".join(pieces)

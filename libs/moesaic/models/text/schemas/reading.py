@@ -1,0 +1,217 @@
+"""Reading a JSON schema once, for the grammar that binds a value and for the reader of what was written."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+ALL_KINDS = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
+REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+TEXT_KEYWORDS = ("minLength", "maxLength", "pattern", "format")
+MAX_STEPS = 20_000  # of all reading of one schema: references may lead to a part over and over
+MAX_DEPTH = 60
+
+Conditions = tuple[Mapping[str, Any], ...]  # keywords about texts, all of which hold
+
+
+class Values(NamedTuple):
+    """Values that a schema allows, as far as their reader must know it.
+
+    Attributes:
+        kinds: kinds of values that are not listed.
+        listed: values that are.
+        texts: conditions of a text that is not listed, one of which hold.
+    """
+
+    kinds: frozenset[str]
+    listed: tuple[Any, ...] = ()
+    texts: tuple[Conditions, ...] = ()
+
+    def allows(self, value: Any) -> bool:
+        """True if a value is listed, or of a kind that is not."""
+        return kind_of(value) in self.kinds or any(is_same(value, one) for one in self.listed)
+
+    def either(self, other: "Values") -> "Values":
+        """Unite two schemas, one of which holds."""
+        listed = (*self.listed, *(v for v in other.listed if v not in self.listed))
+        texts = self.texts + tuple(one for one in other.texts if one not in self.texts)
+        return Values(self.kinds | other.kinds, listed, texts)
+
+    def both(self, other: "Values") -> "Values":
+        """Combine two schemas, both of which hold."""
+        listed = [v for v in self.listed if other.allows(v)]
+        listed += [v for v in other.listed if kind_of(v) in self.kinds]
+        texts = [(*a, *b) for a in self.texts for b in other.texts]
+        return Values(self.kinds & other.kinds, tuple(listed), tuple(texts[:8]))
+
+    def disjoint(self, other: "Values") -> bool:
+        """True if no value fits both."""
+        both = self.both(other)
+        return not both.kinds and not both.listed
+
+
+ANYTHING = Values(ALL_KINDS, (), ((),))
+NOTHING = Values(frozenset())
+
+
+def kind_of(value: Any) -> str:
+    """Name the kind of a value; a number without a fraction is an integer."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case str():
+            return "string"
+        case int():
+            return "integer"
+        case float():
+            return "integer" if value.is_integer() else "number"
+    return "array" if isinstance(value, list) else "object"
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Compare values of JSON: a truth value is no number."""
+    if one == other and not isinstance(one, (dict, list)):
+        return isinstance(one, bool) == isinstance(other, bool)
+    return one == other and json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+
+class SchemaReader:
+    """Reads the parts of one schema.
+
+    Args:
+        root: the whole, which its references lead into.
+    """
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._steps = MAX_STEPS
+        self._read: dict[int, tuple[Any, Values]] = {}
+
+    def resolved(self, reference: Any) -> Any:
+        """Find what a reference leads to; None if that is not in the schema."""
+        if not isinstance(reference, str):
+            return None
+        root = self._root
+        base, _, pointer = reference.partition("#")
+        if base and not (isinstance(root, Mapping) and base == root.get("$id")):
+            return None
+        pointer = unquote(pointer)
+        if pointer and not pointer.startswith("/"):
+            return next((one for one in _parts(root) if pointer in _anchors(one)), None)
+        found = root
+        for step in pointer.split("/")[1:]:
+            step = step.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, Mapping) and step in found:
+                found = found[step]
+            elif isinstance(found, list) and step.isdecimal() and int(step) < len(found):
+                found = found[int(step)]
+            else:
+                return None
+        return found if isinstance(found, (Mapping, bool)) else None
+
+    def values(self, schema: Any) -> Values:
+        """Read what a schema allows; anything, where that takes too many steps."""
+        if id(schema) not in self._read:
+            # The schema stays with what was read, so that no other one gets its id.
+            self._read[id(schema)] = schema, self._values(schema, MAX_DEPTH)
+        return self._read[id(schema)][1]
+
+    def _values(self, schema: Any, depth: int) -> Values:
+        self._steps -= 1
+        if schema is False:
+            return NOTHING
+        if not isinstance(schema, Mapping) or not depth or self._steps < 0:
+            return ANYTHING
+        found = _own_values(schema)
+        for name in REFERENCES:
+            if name in schema:
+                found = found.both(self._values(self.resolved(schema[name]), depth - 1))
+        for part in listed(schema, "allOf"):
+            found = found.both(self._values(part, depth - 1))
+        for name in ("anyOf", "oneOf"):
+            if parts := listed(schema, name):
+                united = NOTHING
+                for part in parts:
+                    united = united.either(self._values(part, depth - 1))
+                found = found.both(united)
+        if schema.get("nullable") is True and "null" not in found.kinds:
+            found = found.either(Values(frozenset(("null",))))
+        return found
+
+    def are_disjoint(self, schemas: Sequence[Any]) -> bool:
+        """True if no value is known to fit two of some schemas."""
+        pairs = [(a, b) for i, a in enumerate(schemas) for b in schemas[:i]]
+        return len(schemas) <= 20 and all(self._differ(a, b) for a, b in pairs)
+
+    def _differ(self, one: Any, other: Any) -> bool:
+        if self.values(one).disjoint(self.values(other)):
+            return True
+        if "object" not in self.values(one).kinds & self.values(other).kinds:
+            return False
+        if len(self.values(one).both(self.values(other)).kinds) > 1:
+            return False
+        a, b = self._object_of(one), self._object_of(other)
+        needed = set(listed(a, "required")) & set(listed(b, "required"))
+        own, others = mapping(a, "properties"), mapping(b, "properties")
+        return any(
+            self.values(own[name]).disjoint(self.values(others[name]))
+            for name in needed & own.keys() & others.keys()
+        )
+
+    def _object_of(self, schema: Any) -> Mapping[str, Any]:
+        for _ in range(MAX_DEPTH):
+            if not isinstance(schema, Mapping):
+                return {}
+            if "$ref" not in schema:
+                return schema
+            schema = self.resolved(schema["$ref"])
+        return {}
+
+
+def listed(schema: Any, name: str) -> list[Any]:
+    """Read a keyword that is a list; empty if it is none."""
+    found = schema.get(name) if isinstance(schema, Mapping) else None
+    return found if isinstance(found, list) else []
+
+
+def mapping(schema: Any, name: str) -> Mapping[str, Any]:
+    """Read a keyword that is an object; empty if it is none."""
+    found = schema.get(name) if isinstance(schema, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _own_values(schema: Mapping[str, Any]) -> Values:
+    """Read the keywords of a schema that name no other schema."""
+    named = schema.get("type")
+    kinds = frozenset(named if isinstance(named, list) else [named]) if named else ALL_KINDS
+    if not kinds <= ALL_KINDS:  # no JSON schema
+        kinds = ALL_KINDS
+    if "number" in kinds:
+        kinds |= {"integer"}
+    conditions = {k: schema[k] for k in TEXT_KEYWORDS if schema.get(k) is not None}
+    texts = ((conditions,) if conditions else (),) if "string" in kinds else ()
+    found = Values(kinds, (), texts)
+    if "const" in schema:
+        found = found.both(Values(frozenset(), (schema["const"],)))
+    if isinstance(schema.get("enum"), list):
+        found = found.both(Values(frozenset(), tuple(schema["enum"])))
+    return found
+
+
+def _parts(schema: Any) -> Iterator[Mapping[str, Any]]:
+    waiting = [schema]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Mapping):
+            yield part
+            waiting += part.values()
+        elif isinstance(part, list):
+            waiting += part
+
+
+def _anchors(schema: Mapping[str, Any]) -> list[Any]:
+    own = [schema.get("$anchor"), schema.get("$dynamicAnchor")]
+    identity = schema.get("$id")
+    return [*own, identity[1:] if isinstance(identity, str) and identity[:1] == "#" else None]

@@ -1,0 +1,142 @@
+"""Shapes of a function's arguments: its schema without ``anyOf``, ``oneOf``, ``allOf`` and ``$ref`` at the root."""
+
+from collections.abc import Mapping
+from itertools import combinations
+from typing import Any
+
+from moesaic.models.text.schemas.reading import REFERENCES, SchemaReader, listed, mapping
+
+MAX_SHAPES = 32
+MAX_PARTS = 200  # of one schema
+_COMBINE = ("allOf", "anyOf", "oneOf", *REFERENCES)
+
+Shape = dict[str, Any]  # the schema of an object, without these
+
+
+class TooManyShapes(Exception):
+    """A schema has more shapes than a grammar should list."""
+
+
+def shapes_of(reader: SchemaReader, schema: Mapping[str, Any]) -> tuple[list[Shape], set[str]]:
+    """List the shapes of an object: a value fits the schema if it fits one of them.
+
+    Returns:
+        The shapes, and the keywords that these do not hold.
+    """
+    try:
+        expansion = _Expansion(reader)
+        return expansion.of(schema), expansion.unenforced
+    except TooManyShapes:
+        own = {name: value for name, value in schema.items() if name not in _COMBINE}
+        return [own], {name for name in _COMBINE if name in schema}
+
+
+class _Expansion:
+    def __init__(self, reader: SchemaReader) -> None:
+        self._reader, self._parts = reader, 0
+        self.unenforced: set[str] = set()
+
+    def of(self, schema: Any) -> list[Shape]:
+        self._parts += 1
+        if self._parts > MAX_PARTS:
+            raise TooManyShapes
+        if not isinstance(schema, Mapping):
+            return [] if schema is False else [{}]
+        if not _may_be_object(schema):
+            return []
+        own = {name: value for name, value in schema.items() if name not in _COMBINE}
+        found: list[Shape] = [_needs_known(own)]
+        for name in REFERENCES:
+            if name in schema:
+                found = self._both(found, self._referred(name, schema[name]))
+        for part in listed(schema, "allOf"):
+            found = self._both(found, self.of(part))
+        for name in ("anyOf", "oneOf"):
+            if parts := listed(schema, name):
+                each = [self.of(part) for part in parts]
+                each = self._exclusive(parts, each) if name == "oneOf" else each
+                found = self._both(found, [shape for shapes in each for shape in shapes])
+        return found
+
+    def _referred(self, name: str, reference: Any) -> list[Shape]:
+        target = self._reader.resolved(reference)
+        if target is None:
+            self.unenforced.add(name)
+        return self.of(target)
+
+    def _both(self, some: list[Shape], others: list[Shape]) -> list[Shape]:
+        if len(some) * len(others) > MAX_SHAPES:
+            raise TooManyShapes
+        return [_merged(one, other) for one in some for other in others]
+
+    def _exclusive(self, parts: list[Any], each: list[list[Shape]]) -> list[list[Shape]]:
+        """Keep the shapes of each schema from fitting another: without a property that the other one needs."""
+        if self._reader.are_disjoint(parts):
+            return each
+        kept = [list(shapes) for shapes in each]
+        for here, there in combinations(range(len(each)), 2):
+            for one, other in ((here, there), (there, here)):
+                if not self._set_apart(kept[one], each[other]):
+                    self.unenforced.add("oneOf")
+        return kept
+
+    def _set_apart(self, shapes: list[Shape], others: list[Shape]) -> bool:
+        """Leave a property out of each shape; false if there is none to leave out."""
+        apart = True
+        for number, shape in enumerate(shapes):
+            for other in others:
+                needed = [
+                    n for n in listed(other, "required") if n not in listed(shape, "required")
+                ]
+                if needed:
+                    without = {**mapping(shapes[number], "properties"), needed[0]: False}
+                    shapes[number] = {**shapes[number], "properties": without}
+                apart &= bool(needed)
+        return apart
+
+
+def _may_be_object(schema: Mapping[str, Any]) -> bool:
+    kinds = schema.get("type")
+    return kinds is None or "object" in (kinds if isinstance(kinds, list) else [kinds])
+
+
+def _needs_known(shape: Shape) -> Shape:
+    """Add the properties that are required and not described."""
+    properties = mapping(shape, "properties")
+    other = shape.get("additionalProperties")
+    value = other if isinstance(other, Mapping) else {}
+    missing = {n: value for n in listed(shape, "required") if n not in properties}
+    return {**shape, "properties": {**properties, **missing}} if missing else shape
+
+
+def _merged(one: Shape, other: Shape) -> Shape:
+    """Combine two shapes, both of which hold."""
+    merged = {**one, **other}
+    for name in ("properties", "patternProperties"):
+        if name in one and name in other:
+            merged[name] = _both_properties(mapping(one, name), mapping(other, name))
+    if "required" in one and "required" in other:
+        merged["required"] = list(
+            dict.fromkeys(listed(one, "required") + listed(other, "required"))
+        )
+    for name, most in (("minProperties", max), ("maxProperties", min)):
+        if isinstance(one.get(name), int) and isinstance(other.get(name), int):
+            merged[name] = most(one[name], other[name])
+    if "additionalProperties" in one and "additionalProperties" in other:
+        merged["additionalProperties"] = _both_schemas(
+            one["additionalProperties"], other["additionalProperties"]
+        )
+    return merged
+
+
+def _both_properties(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    both = {name: _both_schemas(one[name], other[name]) for name in one if name in other}
+    return {**one, **other, **both}
+
+
+def _both_schemas(one: Any, other: Any) -> Any:
+    if one is False or other is False:
+        return False
+    if one == other or other in (True, {}):
+        return one
+    return other if one in (True, {}) else {"allOf": [one, other]}
