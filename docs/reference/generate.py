@@ -10,6 +10,7 @@ from pathlib import Path
 
 from docs.reference.checkpoint_fields import fields_page
 from docs.reference.request_fields import request_fields_page
+from docs.reference.schema_keywords import schema_keywords_page
 from moesaic.settings import ServiceSettings
 from moesaic.usage.flags import Flag, flags_of
 
@@ -125,6 +126,7 @@ def main() -> None:
     (HERE / "metrics.md").write_text(metrics_page(), encoding="utf-8")
     (HERE / "checkpoint-fields.md").write_text(fields_page(), encoding="utf-8")
     (HERE / "request-fields.md").write_text(request_fields_page(MADE), encoding="utf-8")
+    (HERE / "schema-keywords.md").write_text(schema_keywords_page(MADE), encoding="utf-8")
 
 
 if __name__ == "__main__":

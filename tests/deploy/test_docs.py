@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from docs.reference import checkpoint_fields, generate
+from docs.reference.schema_keywords import schema_keywords_page
 from moesaic.services.gateway.app import body_types
 from moesaic.services.gateway.fields.known import REFUSED
 
@@ -58,6 +59,11 @@ def test_every_field_of_requests_is_on_the_page_of_fields() -> None:
 def test_every_field_of_a_checkpoint_is_on_the_page_of_fields() -> None:
     page = (generate.HERE / "checkpoint-fields.md").read_text(encoding="utf-8")
     assert page == checkpoint_fields.fields_page()
+
+
+def test_every_keyword_of_schemas_is_on_its_page() -> None:
+    page = (generate.HERE / "schema-keywords.md").read_text(encoding="utf-8")
+    assert page == schema_keywords_page(generate.MADE)
 
 
 def test_each_path_is_told_in_fifteen_files_at_most() -> None:

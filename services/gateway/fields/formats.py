@@ -21,7 +21,7 @@ class JsonSchema(BodyPart):
 
     name: str | None = None
     description: str | None = None
-    strict: bool | None = Field(None, description="of no effect: the schema is always held")
+    strict: bool | None = Field(None, description="refuse what no grammar can hold")
     schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
 
 

@@ -168,15 +168,16 @@ def _name_of(tool: Any) -> str:
 
 def _mistake_in(schema: dict[str, Any]) -> str:
     """Find what cannot be in the schema of an object; workers check the rest where calls are bound to it."""
-    if schema.get("type", "object") != "object":
-        return f"type is {str(schema['type'])[:40]!r}, not 'object'"
-    properties = schema.get("properties", {})
+    kinds = schema.get("type") or "object"
+    if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
+        return f"type is {str(kinds)[:40]!r}, not 'object'"
+    properties = schema.get("properties") or {}
     if not isinstance(properties, dict):
         return "properties must be an object"
     for name, inner in properties.items():
         if not isinstance(inner, (dict, bool)):
             return f"properties.{name[:60]} must be a schema"
-    required = schema.get("required", [])
+    required = schema.get("required") or []
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         return "required must be a list of names"
     return ""

@@ -4,15 +4,15 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 
 from moesaic.models.text.tokenizer import StreamDecoder
 from moesaic.services.gateway.admission import Admitted
-from moesaic.services.gateway.fields.generating import GenerationWire
+from moesaic.services.gateway.fields.generating import ChatWire, GenerationWire
 from moesaic.services.gateway.generate.bad_words import bad_words_of
 from moesaic.services.gateway.generate.choices import Ending, GrowingChoice, Piece
 from moesaic.services.gateway.generate.runs import AnswerLimits, LogprobCounts, runs_of
-from moesaic.services.gateway.generate.speech import PLAIN, Speech
+from moesaic.services.gateway.generate.speech import PLAIN, Speech, unenforced_names
 from moesaic.services.gateway.generate.structure import grammar_of
 from moesaic.services.gateway.replies.accounts import Provenance, Usage, provenance_of, usage_of
 from moesaic.services.gateway.workers.run import Run
-from moesaic.v1.attention_pb2 import Finished, Tokens
+from moesaic.v1.attention_pb2 import Finished, Grammar, Tokens
 
 PER_ANSWER_CHARS = 30  # what making one costs, as text
 
@@ -47,7 +47,7 @@ async def begin(
     bad_words = await bad_words_of(gateway.language, body.bad_words)
 
     def prepared() -> Answers:
-        grammar = speech.grammar(grammar_of(body), gateway.language.marker_id)
+        grammar = _grammar(admitted, speech)
         runs = runs_of(admitted, prompts, field, limits, logprobs, bad_words, grammar)
         return Answers(admitted, runs, speech)
 
@@ -55,6 +55,16 @@ async def begin(
     answers = await gateway.language.work(size, prepared)
     admitted.record.charge_tokens(limits.bound * len(answers.runs))
     return answers
+
+
+def _grammar(admitted: Admitted[GenerationWire], speech: Speech) -> Grammar | None:
+    """Make the grammar of the answers; what it does not hold is noted for the answer's header."""
+    asked, unenforced = grammar_of(admitted.body), dict[str, set[str]]()
+    grammar = speech.grammar(asked.grammar, admitted.gateway.language.marker_id, unenforced)
+    if unenforced and isinstance(admitted.body, ChatWire):
+        asked.unenforced.extend(unenforced_names(admitted.body.tools or [], unenforced))
+    admitted.record.ignored += asked.unenforced
+    return grammar
 
 
 class Answers:

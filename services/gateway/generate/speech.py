@@ -10,15 +10,16 @@ from moesaic.errors import InvalidInput
 from moesaic.models.text.dialects.dialect import NOTHING, Body, Dialect, Wanted
 from moesaic.models.text.dialects.reader import Reader
 from moesaic.models.text.dialects.rules import Rules
-from moesaic.models.text.dialects.thinking import Opened
+from moesaic.models.text.dialects.thinking import SWITCHES, Opened
+from moesaic.models.text.schemas.raw_texts import slashes_escaped
 from moesaic.services.gateway.fields.generating import ChatWire
-from moesaic.services.gateway.fields.tools import choice_of
-from moesaic.services.gateway.generate.structure import bounded
+from moesaic.services.gateway.fields.tools import ToolWire, choice_of
+from moesaic.services.gateway.generate.structure import bounded, check_strict, names_of
 from moesaic.services.gateway.language import Language
 from moesaic.v1.attention_pb2 import Grammar
 
 TokenId = Callable[[str], int | None]
-_SWITCHES = ("enable_thinking", "thinking")  # variables of templates that turn reasoning off and on
+Unenforced = dict[str, set[str]]
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,15 @@ class Speech:
         """Make a reader of one answer; None: all of it is content."""
         return self.dialect.reader(self.wanted, self.opened)
 
-    def grammar(self, asked: Grammar | None, token_id: TokenId) -> Grammar | None:
+    def grammar(
+        self, asked: Grammar | None, token_id: TokenId, unenforced: Unenforced | None = None
+    ) -> Grammar | None:
         """Combine the form of the answer that the request asks for with its calls and the reasoning before it.
+
+        Args:
+            asked: the form.
+            token_id: id of the token that a text is by itself, if it is one.
+            unenforced: gets the keywords of schemas that the grammar does not hold, by function.
 
         Raises:
             InvalidInput: they cannot be combined.
@@ -66,7 +74,7 @@ class Speech:
             return asked
         if asked is not None and not wanted.tools and self.opened == "closed":
             return asked
-        text = self.dialect.grammar(token_id, self.opened, wanted, body)
+        text = self.dialect.grammar(token_id, self.opened, wanted, body, unenforced)
         if text is None:
             return asked
         return bounded(Grammar(grammar=text, field=asked.field if asked is not None else "tools"))
@@ -106,6 +114,21 @@ def wanted_of(body: ChatWire, language: Language) -> Wanted:
     return Wanted(allowed, needed=needed, bound=bound, many=many)
 
 
+def unenforced_names(tools: Sequence[ToolWire], unenforced: Unenforced) -> list[str]:
+    """Name the keywords of functions' schemas that their calls are not held to.
+
+    Raises:
+        InvalidInput: a strict function has such.
+    """
+    named = []
+    for number, tool in enumerate(tools):
+        field, keywords = f"tools[{number}].function.parameters", unenforced.get(tool.function.name)
+        if keywords:
+            check_strict(field, keywords, strict=bool(tool.function.strict))
+            named += names_of(field, keywords)
+    return named
+
+
 def _check_model(language: Language) -> None:
     if not language.takes("tools"):
         fix = "this model's chat template has no place for them: leave them out, or send tool_choice none"
@@ -127,7 +150,7 @@ def template_kwargs_of(body: ChatWire, language: Language) -> tuple[dict[str, An
     effort = body.reasoning_effort
     asked = {"reasoning_effort": effort, "verbosity": body.verbosity}
     fields = {name: value for name, value in asked.items() if value is not None}
-    switches = {} if effort is None else dict.fromkeys(_SWITCHES, effort != "none")
+    switches = {} if effort is None else dict.fromkeys(SWITCHES, effort != "none")
     kwargs = {k: value for k, value in (fields | switches).items() if language.takes(k)}
     unknown = fields.keys() - kwargs.keys()
     if switches.keys() & kwargs.keys() or (effort == "none" and not language.dialect.thinks):
@@ -152,18 +175,9 @@ def _body_of(asked: Grammar) -> Body | None:
     if kind == "choice":
         return lambda rules: _choice_rule(rules, json.loads(asked.choice))
     if kind == "regex":
-        pattern = asked.regex.replace("\n", r"\n")
-        return lambda rules: rules.add(f"/{_slashes_escaped(pattern)}/")
+        return lambda rules: rules.add(f"/{slashes_escaped(asked.regex)}/")
     return None
 
 
 def _choice_rule(rules: Rules, texts: Sequence[str]) -> str:
     return rules.add(" | ".join(map(rules.text, texts)))
-
-
-def _slashes_escaped(pattern: str) -> str:
-    pieces, escaped = [], False
-    for char in pattern:
-        pieces.append("\\/" if char == "/" and not escaped else char)
-        escaped = char == "\\" and not escaped
-    return "".join(pieces)

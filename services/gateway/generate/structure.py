@@ -1,11 +1,14 @@
 """Form of an answer's text: ``response_format``, and other servers' ways to ask for more."""
 
 import json
-from typing import Any
+from collections.abc import Set
+from typing import Any, NamedTuple
 
 from moesaic.errors import InvalidInput
 from moesaic.json_texts import JsonRoom, decode_text
-from moesaic.models.text.dialects.rules import schema_text
+from moesaic.models.text.dialects.rules import BLANKS, schema_text
+from moesaic.models.text.schemas.binding import Binder
+from moesaic.models.text.schemas.reading import SchemaReader
 from moesaic.services.gateway.fields.generating import GenerationWire
 from moesaic.v1.attention_pb2 import Grammar
 
@@ -13,18 +16,43 @@ MAX_GRAMMAR_CHARS = 200_000
 ANY_OBJECT = '{"type": "object"}'
 
 
-def grammar_of(body: GenerationWire) -> Grammar | None:
+class AskedGrammar(NamedTuple):
+    """The grammar that a request asks for, and names of what it leaves out of a schema."""
+
+    grammar: Grammar | None
+    unenforced: list[str]
+
+
+def grammar_of(body: GenerationWire) -> AskedGrammar:
     """Find the grammar that a request asks for, if any.
 
     Raises:
-        InvalidInput: the request asks for several, or for a very long one.
+        InvalidInput: the request asks for several, for a very long one, or for a strict one that cannot be held.
     """
-    wanted = [*_of_response_format(body), *_of_structured_outputs(body)]
-    wanted += [*_of_guided(body), *_of_others(body)]
+    unenforced: list[str] = []
+    wanted = [*_of_response_format(body, unenforced), *_of_structured_outputs(body, unenforced)]
+    wanted += [*_of_guided(body, unenforced), *_of_others(body, unenforced)]
     if len(wanted) > 1:
         fix = f"cannot be combined with {wanted[0].field}"
         raise InvalidInput(wanted[1].field, fix)
-    return bounded(wanted[0]) if wanted else None
+    return AskedGrammar(bounded(wanted[0]) if wanted else None, unenforced)
+
+
+def check_strict(field: str, keywords: Set[str], *, strict: bool) -> None:
+    """Check that a strict schema has no keyword that no grammar can hold.
+
+    Raises:
+        InvalidInput: it has one.
+    """
+    if strict and keywords:
+        names = ", ".join(sorted(keywords))
+        fix = f"cannot be held to {names} as strict says: leave {names} out, or send strict false"
+        raise InvalidInput(field, fix, code="unsupported_parameter")
+
+
+def names_of(field: str, keywords: Set[str]) -> list[str]:
+    """Name keywords of a field, for the header of what changed nothing."""
+    return [f"{field}: {keyword}" for keyword in sorted(keywords)]
 
 
 def bounded(grammar: Grammar) -> Grammar:
@@ -42,26 +70,27 @@ def _too_long(field: str) -> InvalidInput:
     return InvalidInput(field, f"must take at most {MAX_GRAMMAR_CHARS} characters")
 
 
-def _of_response_format(body: GenerationWire) -> list[Grammar]:
+def _of_response_format(body: GenerationWire, unenforced: list[str]) -> list[Grammar]:
     asked, field = body.response_format, "response_format"
     if asked is None or asked.type == "text":
         return []
     if asked.type == "json_object":
-        return [Grammar(json_schema=_text(ANY_OBJECT, field), field=field)]
+        return [Grammar(json_schema=_text(ANY_OBJECT, field, unenforced), field=field)]
     if asked.json_schema is None:
         raise InvalidInput(f"{field}.json_schema", "is required with this type")
-    schema = asked.json_schema.schema_
-    return [
-        Grammar(json_schema=_text(ANY_OBJECT if schema is None else schema, field), field=field)
-    ]
+    told = asked.json_schema
+    schema = ANY_OBJECT if told.schema_ is None else told.schema_
+    text = _text(schema, field, unenforced, strict=bool(told.strict))
+    return [Grammar(json_schema=text, field=field)]
 
 
-def _of_structured_outputs(body: GenerationWire) -> list[Grammar]:
+def _of_structured_outputs(body: GenerationWire, unenforced: list[str]) -> list[Grammar]:
     asked = body.structured_outputs
     if asked is None:
         return []
     return _grammars(
         "structured_outputs.",
+        unenforced,
         ANY_OBJECT if asked.json_ is None and asked.json_object else asked.json_,
         asked.regex,
         asked.grammar,
@@ -69,16 +98,22 @@ def _of_structured_outputs(body: GenerationWire) -> list[Grammar]:
     )
 
 
-def _of_guided(body: GenerationWire) -> list[Grammar]:
+def _of_guided(body: GenerationWire, unenforced: list[str]) -> list[Grammar]:
     return _grammars(
-        "guided_", body.guided_json, body.guided_regex, body.guided_grammar, body.guided_choice
+        "guided_",
+        unenforced,
+        body.guided_json,
+        body.guided_regex,
+        body.guided_grammar,
+        body.guided_choice,
     )
 
 
-def _of_others(body: GenerationWire) -> list[Grammar]:
+def _of_others(body: GenerationWire, unenforced: list[str]) -> list[Grammar]:
     """Read the names of SGLang and llama.cpp."""
+    schema, field = body.json_schema, "json_schema"
     given = {
-        "json_schema": None if body.json_schema is None else _text(body.json_schema, "json_schema"),
+        field: None if schema is None else _text(schema, field, unenforced),
         "regex": body.regex,
         "ebnf": body.ebnf,
         "grammar": body.grammar,
@@ -92,12 +127,17 @@ def _of_others(body: GenerationWire) -> list[Grammar]:
 
 
 def _grammars(
-    prefix: str, schema: Any, regex: str | None, grammar: str | None, choice: list[str] | None
+    prefix: str,
+    unenforced: list[str],
+    schema: Any,
+    regex: str | None,
+    grammar: str | None,
+    choice: list[str] | None,
 ) -> list[Grammar]:
     wanted = []
     if schema is not None:
         field = f"{prefix}json"
-        wanted.append(Grammar(json_schema=_text(schema, field), field=field))
+        wanted.append(Grammar(json_schema=_text(schema, field, unenforced), field=field))
     if regex is not None:
         wanted.append(Grammar(regex=regex, field=f"{prefix}regex"))
     if grammar is not None:
@@ -107,11 +147,13 @@ def _grammars(
     return wanted
 
 
-def _text(schema: str | bool | dict[str, Any], field: str) -> str:
-    """Write a schema as text, without a way to write blanks for ever; a worker refuses one that is no schema.
+def _text(
+    schema: str | bool | dict[str, Any], field: str, unenforced: list[str], *, strict: bool = False
+) -> str:
+    """Write a schema as text, as a grammar takes it; a worker refuses one that is no schema.
 
     Raises:
-        InvalidInput: it is very long, or nested too deeply.
+        InvalidInput: it is very long, or nested too deeply, or strict and cannot be held.
     """
     if isinstance(schema, str):
         if len(schema) > MAX_GRAMMAR_CHARS:
@@ -120,4 +162,13 @@ def _text(schema: str | bool | dict[str, Any], field: str) -> str:
             schema = decode_text(schema, field, JsonRoom())
         except ValueError:
             return str(schema)
-    return schema_text(schema)
+    if not isinstance(schema, dict):
+        return schema_text(schema)
+    binder = Binder(SchemaReader(schema))
+    document = binder.document(schema)
+    check_strict(field, binder.unenforced, strict=strict)
+    unenforced += names_of(field, binder.unenforced)
+    blanks = schema.get("x-guidance", BLANKS)
+    return schema_text(
+        {"x-guidance": blanks, **document} if isinstance(document, dict) else document
+    )

@@ -64,6 +64,16 @@ HARMONY = (
     "{%- endfor %}{%- else %}<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>"
     "{%- endif %}{%- endfor -%}{%- if add_generation_prompt %}<|start|>assistant{%- endif -%}"
 )
+QWEN_CODER = (
+    "{%- for tool in tools or [] %}{{ tool | tojson }}{%- endfor %}"
+    "{%- for message in messages -%}<|im_start|>{{ message.role }}\n{{ message.content or '' }}"
+    "{%- for call in message.tool_calls or [] %}"
+    "<tool_call>\n<function={{ call.function.name }}>\n"
+    "{%- for name, value in call.function.arguments | items %}"
+    "{{ '\n<parameter=' + name + '>\n' }}{{ value }}{{ '\n</parameter>' }}{%- endfor %}"
+    "\n</function>\n</tool_call>{%- endfor %}<|im_end|>\n{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|im_start|>assistant\n{%- endif -%}"
+)
 
 
 ASKING = (
@@ -84,6 +94,7 @@ class Family:
 FAMILIES = {
     "asking": Family(ASKING),
     "hermes": Family(HERMES, [], ["<tool_call>", "</tool_call>", "<think>", "</think>"]),
+    "qwen3_coder": Family(QWEN_CODER, [], ["<tool_call>", "</tool_call>"]),
     "deepseek": Family(
         DEEPSEEK,
         [

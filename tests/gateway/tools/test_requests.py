@@ -268,19 +268,6 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         "messages[1].role",
         "use tools",
     ),
-    (
-        {
-            "messages": [
-                *ASKED,
-                {
-                    "role": "assistant",
-                    "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "[1"}}],
-                },
-            ]
-        },
-        "messages[1].tool_calls[0].function.arguments",
-        "JSON object",
-    ),
 ]
 
 
