@@ -24,6 +24,7 @@ LIMITS = Limits(cpu_s=2.0, memory_bytes=512 << 20)
 MASK_S = 0.05  # of CPU, for the tokens that may come next: a step computes one for each answer
 NUM_TOKENS = 16  # that are tried
 MAX_TOLD = 300  # characters of what the library says: it quotes the grammar, several times over
+_FUEL = 4_000_000  # steps of work on regular expressions: texts of tool calls are held to lengths by such
 _STATES = 10_000  # of a lexer: about 2 KB each, and they stay with the compiled grammar
 # Of what a library raises, these say nothing about the grammar.
 _NO_VERDICT = (MemoryError, OSError, ImportError, KeyboardInterrupt, SystemExit)
@@ -69,7 +70,7 @@ def compiled(tokenizer: "LLTokenizer", kind: Any, text: str) -> "LLMatcher":
     """
     from llguidance import LLMatcher, LLParserLimits, grammar_from
 
-    limits = LLParserLimits(max_lexer_states=_STATES, verbose_errors=False)
+    limits = LLParserLimits(max_lexer_states=_STATES, initial_lexer_fuel=_FUEL, verbose_errors=False)
     matcher = LLMatcher(tokenizer, grammar_from(kind, text), log_level=0, limits=limits)
     if matcher.is_error():
         raise ValueError(reason(matcher.get_error()))

@@ -30,6 +30,7 @@ class Rules:
     def __init__(self, token_id: Callable[[str], int | None], markers: tuple[str, ...]) -> None:
         self._ids = {m: i for m in markers if (i := token_id(m)) is not None}
         self._lines: list[str] = []
+        self._terminals: dict[tuple[str, bool], str] = {}
         self.lead = ""  # stands already where a text begins with it
         self.unenforced: dict[str, set[str]] = {}  # keywords that are not held, by function
 
@@ -71,11 +72,16 @@ class Rules:
         ]
         return f"({' | '.join(ways)})"
 
-    def terminal(self, body: str) -> str:
-        """Add a terminal, of regular expressions; gives its name."""
-        name = f"T{len(self._lines)}"
-        self._lines.append(f"{name}: {body}")
-        return name
+    def terminal(self, body: str, *, lazy: bool = False) -> str:
+        """Add a terminal, of regular expressions; gives its name. Equal ones are one: each of them costs much.
+
+        A lazy one ends as soon as it matches.
+        """
+        if (body, lazy) not in self._terminals:
+            name = f"T{len(self._lines)}"
+            self._lines.append(f"{name}: {body}")
+            self._terminals[body, lazy] = self.add(name, "[lazy]") if lazy else name
+        return self._terminals[body, lazy]
 
     def text_until(
         self, marker: str, expressions: Sequence[str], never: Sequence[str], before: str
@@ -88,16 +94,14 @@ class Rules:
             never: the text, with what comes before the marker, matches none of them.
             before: text.
         """
-        if marker in self._ids:
-            # Where nothing holds the text, ``before`` is left to the model: the text would take it.
-            end = before if expressions else ""
-            closing = self.text(marker)
-        else:
-            end, closing = before + marker, ""
-            never = [*never, f"(?s:.*){escaped(marker)}(?s:.+)"]
+        is_token = marker in self._ids
+        # Where nothing holds the text, ``before`` is left to the model: the text would take it.
+        end = (before if expressions else "") if is_token else before + marker
         parts = [f"/{slashes_escaped(one + escaped(end))}/" for one in expressions or [ANY]]
+        never = never if is_token else [*never, f"{ANY}{escaped(marker)}(?s:.+)"]
         parts += [f"~/{slashes_escaped(one)}/" for one in never]
-        return f"{self.terminal(' & '.join(parts))} {closing}"
+        name = self.terminal(" & ".join(parts), lazy=not is_token)
+        return f"{name} {self.text(marker)}" if is_token else name
 
     def value(self, schema: Any) -> str:
         """Write a value of JSON, as calls have it."""

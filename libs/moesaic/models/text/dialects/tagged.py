@@ -245,5 +245,5 @@ class MiniMax(Tagged):
 def _has_structures(values: Values | None) -> bool:
     if values is None:
         return True
-    kinds = {*values.kinds, *map(kind_of, values.listed)}
+    kinds = {*values.kinds, *map(kind_of, values.listed.values())}
     return bool(kinds & _STRUCTURES)

@@ -107,7 +107,7 @@ class _ShapeRule:
             keys.append((f"/{_KEY}/", additional))
         but = f" & ~/{known}/" if known else ""
         rules = [
-            self._tagged(self._rules.terminal(f"{key}{but}"), self._value("", schema))
+            self._tagged(self._rules.terminal(f"{key}{but}"), self._value(schema))
             for key, schema in keys
             if schema is not False
         ]
@@ -117,7 +117,7 @@ class _ShapeRule:
         values = self._function.reader.values(schema)
         if schema is False or not (values.kinds or values.listed):
             return self._rules.value(False) if key in self._required else None
-        return self._tagged(self._rules.text(key), self._value(key, schema))
+        return self._tagged(self._rules.text(key), self._value(schema))
 
     def _tagged(self, key: str, value: str) -> str:
         tags, text = self._tags, self._rules.text
@@ -127,7 +127,7 @@ class _ShapeRule:
         parts = [text(tags.key_tags[0]), key, text(tags.key_tags[1]), between, text(tags.line)]
         return " ".join(part for part in (*parts, value, after) if part)
 
-    def _value(self, key: str, schema: Any) -> str:
+    def _value(self, schema: Any) -> str:
         """Write the ways to spell a value, with the tag that closes it."""
         values = self._function.reader.values(schema)
         document = self._binder.document(schema)
@@ -136,7 +136,7 @@ class _ShapeRule:
         is_free = values.kinds == ALL_KINDS and document in ({}, True)
         if "string" in values.kinds:
             ways += self._texts(
-                key, values, NO_VALUE if values.kinds == ALL_KINDS and not is_free else ""
+                values, NO_VALUE if values.kinds == ALL_KINDS and not is_free else ""
             )
         if not is_free and _needs_json(values):
             ways.append(f"{self._rules.value(document)} {tail}")
@@ -145,7 +145,7 @@ class _ShapeRule:
     def _spellings(self, values: Values) -> list[str]:
         close = self._tags.value_tags[1]
         found = [word for kind in _WORDS if kind in values.kinds for word in _WORDS[kind]]
-        for one in values.listed:
+        for one in values.listed.values():
             if isinstance(one, str):
                 found.append(one if close not in one else json.dumps(one).replace("<", "\\u003c"))
             else:
@@ -154,7 +154,7 @@ class _ShapeRule:
             found = [word for word in found if word not in _WORDS["boolean"]]
         return list(dict.fromkeys(found))
 
-    def _texts(self, key: str, values: Values, base: str) -> list[str]:
+    def _texts(self, values: Values, base: str) -> list[str]:
         ways = []
         for conditions in values.texts:
             expressions, unenforced = expressions_of(conditions)
@@ -165,16 +165,13 @@ class _ShapeRule:
             if base:
                 expressions = [*expressions, base]
             closing, line = self._tags.value_tags[1], self._tags.line
-            ways.append(self._rules.text_until(closing, expressions, self._never(key), line))
+            ways.append(self._rules.text_until(closing, expressions, self._never(), line))
         return ways
 
-    def _never(self, key: str) -> Sequence[str]:
+    def _never(self) -> Sequence[str]:
         """Write what a reader takes for the end of a value, though its tag is missing."""
         tags, rules, never = self._tags, self._rules, []
-        keys = list(self._properties)
-        before = keys[: keys.index(key)] if key in keys else keys
-        given = {key, *(one for one in before if one in self._required)}
-        others = [escaped(one) for one in self._function.arguments if one not in given]
+        others = list(map(escaped, self._function.arguments))
         if others and not rules.is_token(tags.key_tags[0]):
             opening, closing = (escaped(tag) for tag in tags.key_tags)
             names = rf"{opening}\s*(?:{'|'.join(others)})\s*{closing}"
@@ -189,5 +186,5 @@ class _ShapeRule:
 def _needs_json(values: Values) -> bool:
     """True if values of a schema may be written in ways that a text does not have already."""
     if "string" in values.kinds and not values.kinds & {"array", "object"}:
-        return any(not isinstance(one, str) for one in values.listed)
-    return bool(values.kinds) or any(not isinstance(one, str) for one in values.listed)
+        return any(not isinstance(one, str) for one in values.listed.values())
+    return bool(values.kinds) or any(not isinstance(one, str) for one in values.listed.values())

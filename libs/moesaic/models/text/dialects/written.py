@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from moesaic.models.text.schemas.reading import ALL_KINDS, Values, is_same, kind_of
+from moesaic.models.text.schemas.reading import ALL_KINDS, Values, kind_of
 
 MAX_PYTHON = 1 << 16  # characters that are read as Python's
 _NO_VALUE = object()
@@ -47,7 +47,7 @@ def is_certain(written: str, values: Values) -> bool:
     """True if a value that begins so is the text that was written, whatever follows."""
     if "string" not in values.kinds or values.kinds == ALL_KINDS:
         return False
-    if any(kind_of(one) != "string" for one in values.listed):
+    if any(kind_of(one) != "string" for one in values.listed.values()):
         return False
     return values.kinds == {"string"} or not _NOT_YET_TEXT.match(written)
 
@@ -112,9 +112,9 @@ def json_of(written: str, values: Values | None) -> str:
         word = _WORDS.get(written.strip()) if values is not None else None
         found = word or (written.strip() if _loaded(written) is not _NO_VALUE else None)
         return found or as_json(written)
-    if any(isinstance(one, str) and one == written for one in values.listed):
+    if values.lists(written):
         return as_json(written)
-    if values.kinds == {"string"} and all(isinstance(one, str) for one in values.listed):
+    if values.kinds == {"string"} and all(isinstance(one, str) for one in values.listed.values()):
         return as_json(written)
     return _typed(written, values)
 
@@ -126,7 +126,7 @@ def _typed(written: str, values: Values) -> str:
     value = _loaded(spelled)
     if value is _NO_VALUE:
         return as_json(written)
-    if any(is_same(value, one) for one in values.listed):
+    if values.lists(value):
         return spelled
     if "string" not in values.kinds:
         return (

@@ -2,14 +2,16 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
-from urllib.parse import unquote
+from urllib.parse import unquote, urljoin
 
 ALL_KINDS = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 TEXT_KEYWORDS = ("minLength", "maxLength", "pattern", "format")
 MAX_STEPS = 20_000  # of all reading of one schema: references may lead to a part over and over
 MAX_DEPTH = 60
+MAX_TEXTS = 16  # ways to hold a text
 
 Conditions = tuple[Mapping[str, Any], ...]  # keywords about texts, all of which hold
 
@@ -24,25 +26,29 @@ class Values(NamedTuple):
     """
 
     kinds: frozenset[str]
-    listed: tuple[Any, ...] = ()
+    listed: Mapping[str, Any] = {}  # by what ``identity_of`` gives
     texts: tuple[Conditions, ...] = ()
 
-    def allows(self, value: Any) -> bool:
-        """True if a value is listed, or of a kind that is not."""
-        return kind_of(value) in self.kinds or any(is_same(value, one) for one in self.listed)
+    def lists(self, value: Any) -> bool:
+        """True if a value is listed."""
+        return bool(self.listed) and identity_of(value) in self.listed
 
     def either(self, other: "Values") -> "Values":
         """Unite two schemas, one of which holds."""
-        listed = (*self.listed, *(v for v in other.listed if v not in self.listed))
-        texts = self.texts + tuple(one for one in other.texts if one not in self.texts)
-        return Values(self.kinds | other.kinds, listed, texts)
+        texts = (*self.texts, *other.texts)
+        texts = ((),) if () in texts else texts[:MAX_TEXTS]
+        return Values(self.kinds | other.kinds, {**self.listed, **other.listed}, texts)
 
     def both(self, other: "Values") -> "Values":
         """Combine two schemas, both of which hold."""
-        listed = [v for v in self.listed if other.allows(v)]
-        listed += [v for v in other.listed if kind_of(v) in self.kinds]
+        listed = {
+            name: value
+            for some, others in ((self, other), (other, self))
+            for name, value in some.listed.items()
+            if name in others.listed or kind_of(value) in others.kinds
+        }
         texts = [(*a, *b) for a in self.texts for b in other.texts]
-        return Values(self.kinds & other.kinds, tuple(listed), tuple(texts[:8]))
+        return Values(self.kinds & other.kinds, listed, tuple(texts[:MAX_TEXTS]))
 
     def disjoint(self, other: "Values") -> bool:
         """True if no value fits both."""
@@ -50,7 +56,7 @@ class Values(NamedTuple):
         return not both.kinds and not both.listed
 
 
-ANYTHING = Values(ALL_KINDS, (), ((),))
+ANYTHING = Values(ALL_KINDS, {}, ((),))
 NOTHING = Values(frozenset())
 
 
@@ -70,11 +76,11 @@ def kind_of(value: Any) -> str:
     return "array" if isinstance(value, list) else "object"
 
 
-def is_same(one: Any, other: Any) -> bool:
-    """Compare values of JSON: a truth value is no number."""
-    if one == other and not isinstance(one, (dict, list)):
-        return isinstance(one, bool) == isinstance(other, bool)
-    return one == other and json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+def identity_of(value: Any) -> str:
+    """Write a value so that equal ones are written alike; a truth value is no number."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return json.dumps(value, sort_keys=True)
 
 
 class SchemaReader:
@@ -93,13 +99,11 @@ class SchemaReader:
         """Find what a reference leads to; None if that is not in the schema."""
         if not isinstance(reference, str):
             return None
-        root = self._root
         base, _, pointer = reference.partition("#")
-        if base and not (isinstance(root, Mapping) and base == root.get("$id")):
-            return None
+        root = self._root if not base else self._named.get(urljoin(self._identity, base))
         pointer = unquote(pointer)
         if pointer and not pointer.startswith("/"):
-            return next((one for one in _parts(root) if pointer in _anchors(one)), None)
+            return self._named.get(f"#{pointer}") if root is not None else None
         found = root
         for step in pointer.split("/")[1:]:
             step = step.replace("~1", "/").replace("~0", "~")
@@ -110,6 +114,24 @@ class SchemaReader:
             else:
                 return None
         return found if isinstance(found, (Mapping, bool)) else None
+
+    @property
+    def _identity(self) -> str:
+        identity = self._root.get("$id") if isinstance(self._root, Mapping) else None
+        return identity if isinstance(identity, str) else ""
+
+    @cached_property
+    def _named(self) -> Mapping[str, Any]:
+        """Parts by their names: anchors, and addresses of their own."""
+        found: dict[str, Any] = {}
+        for part in _parts(self._root):
+            for name in ("$anchor", "$dynamicAnchor"):
+                if isinstance(part.get(name), str):
+                    found.setdefault(f"#{part[name]}", part)
+            if isinstance(part.get("$id"), str):
+                found.setdefault(urljoin(self._identity, part["$id"]), part)
+                found.setdefault(part["$id"], part)
+        return found
 
     def values(self, schema: Any) -> Values:
         """Read what a schema allows; anything, where that takes too many steps."""
@@ -192,12 +214,16 @@ def _own_values(schema: Mapping[str, Any]) -> Values:
         kinds |= {"integer"}
     conditions = {k: schema[k] for k in TEXT_KEYWORDS if schema.get(k) is not None}
     texts = ((conditions,) if conditions else (),) if "string" in kinds else ()
-    found = Values(kinds, (), texts)
+    found = Values(kinds, {}, texts)
     if "const" in schema:
-        found = found.both(Values(frozenset(), (schema["const"],)))
+        found = found.both(_only([schema["const"]]))
     if isinstance(schema.get("enum"), list):
-        found = found.both(Values(frozenset(), tuple(schema["enum"])))
+        found = found.both(_only(schema["enum"]))
     return found
+
+
+def _only(values: Sequence[Any]) -> Values:
+    return Values(frozenset(), {identity_of(value): value for value in values})
 
 
 def _parts(schema: Any) -> Iterator[Mapping[str, Any]]:
@@ -209,9 +235,3 @@ def _parts(schema: Any) -> Iterator[Mapping[str, Any]]:
             waiting += part.values()
         elif isinstance(part, list):
             waiting += part
-
-
-def _anchors(schema: Mapping[str, Any]) -> list[Any]:
-    own = [schema.get("$anchor"), schema.get("$dynamicAnchor")]
-    identity = schema.get("$id")
-    return [*own, identity[1:] if isinstance(identity, str) and identity[:1] == "#" else None]
