@@ -44,3 +44,36 @@ def test_all_arguments_of_a_request_have_one_bound() -> None:
     assert len(OBJECTS.of(conversation(*[part] * 9))) == 9
     with pytest.raises(InvalidInput, match="may hold at most"):
         OBJECTS.of(conversation(*[part] * 11))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [
+        ('{"a": 1', {"a": 1}),
+        ('{"a": "Par', {"a": "Par"}),
+        ('{"a": [1, {"b": 2', {"a": [1, {"b": 2}]}),
+        ('{"a": 1, "b', {"a": 1}),
+        ("{", {}),
+        ("", {}),
+        (" null ", {}),
+        ('"{\\"a\\": 1}"', {"a": 1}),
+        ("[1, 2]", {"arguments": "[1, 2]"}),
+        ("[1", {"arguments": "[1"}),
+        ("5", {"arguments": "5"}),
+        ('{"a": NaN}', {"arguments": '{"a": NaN}'}),
+        ("{'a': 1}", {"arguments": "{'a': 1}"}),
+        ('{"a": "\ud800"}', {"arguments": '{"a": "\ud800"}'}),
+    ],
+)
+def test_broken_arguments_are_given_as_far_as_they_go(arguments: str, given: Any) -> None:
+    [message] = OBJECTS.of(conversation(arguments))
+    [as_text] = TEXTS.of(conversation(arguments))
+
+    assert message["tool_calls"][0]["function"]["arguments"] == given
+    assert as_text["tool_calls"][0]["function"]["arguments"] == arguments
+
+
+def test_broken_arguments_are_held_to_the_same_bounds() -> None:
+    for broken in ('{"a":[' + "[]," * MAX_NESTED, '{"a":' * 300):
+        with pytest.raises(InvalidInput, match="may hold at most|nested more than"):
+            OBJECTS.of(conversation(broken))

@@ -70,7 +70,9 @@ def compiled(tokenizer: "LLTokenizer", kind: Any, text: str) -> "LLMatcher":
     """
     from llguidance import LLMatcher, LLParserLimits, grammar_from
 
-    limits = LLParserLimits(max_lexer_states=_STATES, initial_lexer_fuel=_FUEL, verbose_errors=False)
+    limits = LLParserLimits(
+        max_lexer_states=_STATES, initial_lexer_fuel=_FUEL, verbose_errors=False
+    )
     matcher = LLMatcher(tokenizer, grammar_from(kind, text), log_level=0, limits=limits)
     if matcher.is_error():
         raise ValueError(reason(matcher.get_error()))

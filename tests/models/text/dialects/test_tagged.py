@@ -127,11 +127,14 @@ TWO = {"a": {"type": ["string", "null"]}, "b": STRING}
         (QWEN, "<function=f>\n<parameter=a>\n1\n  <parameter=b>\n2\n</function>"),
         (QWEN, "<function=f>\n<parameter=a>\n1\n<parameter=b>\n2\n</tool_call>"),
         (QWEN, "<function=f>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n2\n</parameter>\n</tool_call>"),
-        (GLM, "<tool_call>f\n<arg_key>a</arg_key><arg_value>1\n<arg_key>b</arg_key><arg_value>2</arg_value></tool_call>"),
+        (GLM,
+         "<tool_call>f\n<arg_key>a</arg_key><arg_value>1\n<arg_key>b</arg_key><arg_value>2</arg_value></tool_call>"),
         (GLM, "<tool_call>f\n<arg_key>a\n<arg_value>1</arg_value>\n<arg_key>b</arg_key><arg_value>2</tool_call>"),
         (MINIMAX, '<invoke name="f">\n<parameter name="a">1\n<parameter name="b">2</parameter>\n</invoke>'),
-        (MINIMAX, '<invoke name="f"><parameter name="a">1</parameter>\n<parameter name="b">2</invoke>\n</minimax:tool_call>'),
-        (MINIMAX, '<invoke name="f"><parameter name="a">1</parameter><parameter name="b">2</parameter></minimax:tool_call>'),
+        (MINIMAX,
+         '<invoke name="f"><parameter name="a">1</parameter>\n<parameter name="b">2</invoke>\n</minimax:tool_call>'),
+        (MINIMAX,
+         '<invoke name="f"><parameter name="a">1</parameter><parameter name="b">2</parameter></minimax:tool_call>'),
     ],
 )  # fmt: skip
 def test_a_closing_tag_may_be_missing(form: str, text: str) -> None:

@@ -83,8 +83,10 @@ class Binder:
         said = {}
         for name, value in schema.items():
             known = KEYWORDS.get(name)
-            if (value is None and name != "const") or (name == "required" and value in (True, False)):
-                continue  # the latter is draft 3's, of a property
+            if value is None and name != "const":
+                continue
+            if name == "required" and isinstance(value, bool):  # draft 3's, of a property
+                continue
             if known is None or known.effect == "ignored" or name in ("nullable", "$anchor", "$id"):
                 continue
             if name in ("$defs", "definitions", "$dynamicAnchor"):

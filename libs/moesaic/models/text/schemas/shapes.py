@@ -28,7 +28,9 @@ def shapes_of(reader: SchemaReader, schema: Mapping[str, Any]) -> tuple[list[Sha
         return expansion.of(schema), expansion.unenforced
     except TooManyShapes:
         own = {name: value for name, value in schema.items() if name not in _COMBINE}
-        return [{**own, "additionalProperties": True}], {name for name in _COMBINE if name in schema}
+        return [{**own, "additionalProperties": True}], {
+            name for name in _COMBINE if name in schema
+        }
 
 
 class _Expansion:
