@@ -105,6 +105,9 @@ def _shown(names: set[str]) -> list[str]:
     if not names:
         return []
     log.debug("request.fields_ignored", fields=sorted(names)[:MAX_NAMES])
-    shown = sorted({_UNSAFE.sub("_", name[:MAX_NAME_CHARS]) for name in names})
-    more = ["and-more"] if len(shown) > MAX_NAMES else []
-    return [*shown[:MAX_NAMES], *more]
+    return few(sorted({_UNSAFE.sub("_", name[:MAX_NAME_CHARS]) for name in names}))
+
+
+def few(names: list[str]) -> list[str]:
+    """Bound the names in a header: of very many some, and ``and-more``."""
+    return names if len(names) <= MAX_NAMES else [*names[:MAX_NAMES], "and-more"]

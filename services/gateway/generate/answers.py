@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from moesaic.models.text.tokenizer import StreamDecoder
 from moesaic.services.gateway.admission import Admitted
 from moesaic.services.gateway.fields.generating import ChatWire, GenerationWire
+from moesaic.services.gateway.fields.unsupported import few
 from moesaic.services.gateway.generate.bad_words import bad_words_of
 from moesaic.services.gateway.generate.choices import Ending, GrowingChoice, Piece
 from moesaic.services.gateway.generate.runs import AnswerLimits, LogprobCounts, runs_of
@@ -63,7 +64,7 @@ def _grammar(admitted: Admitted[GenerationWire], speech: Speech) -> Grammar | No
     grammar = speech.grammar(asked.grammar, admitted.gateway.language.marker_id, unenforced)
     if unenforced and isinstance(admitted.body, ChatWire):
         asked.unenforced.extend(unenforced_names(admitted.body.tools or [], unenforced))
-    admitted.record.ignored += asked.unenforced
+    admitted.record.ignored = few([*admitted.record.ignored, *asked.unenforced])
     return grammar
 
 

@@ -75,5 +75,5 @@ def test_broken_arguments_are_given_as_far_as_they_go(arguments: str, given: Any
 
 def test_broken_arguments_are_held_to_the_same_bounds() -> None:
     for broken in ('{"a":[' + "[]," * MAX_NESTED, '{"a":' * 300):
-        with pytest.raises(InvalidInput, match="may hold at most|nested more than"):
+        with pytest.raises(InvalidInput, match=r"may hold at most|nested more than"):
             OBJECTS.of(conversation(broken))

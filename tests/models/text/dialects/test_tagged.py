@@ -164,6 +164,12 @@ def test_a_number_ends_at_the_next_tag_wherever_it_stands() -> None:
     assert arguments_in(QWEN, text, {"a": {"type": "integer"}, "b": STRING}) == {"a": 1, "b": "2"}
 
 
+def test_of_a_function_without_described_arguments_any_may_come_next() -> None:
+    text = "<function=f>\n<parameter=a>\n1\n<parameter=b>\nx\n<parameter=not one>\n</parameter>\n</function>"
+
+    assert arguments_in(QWEN, text, {}) == {"a": 1, "b": "x\n<parameter=not one>"}
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("schema", [STRING, {"anyOf": [STRING, NULL]}])
 def test_a_text_is_streamed_as_it_comes(form: str, schema: Any) -> None:

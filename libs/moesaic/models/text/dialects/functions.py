@@ -1,6 +1,7 @@
 """Functions that a model may call, as a request describes them."""
 
 import functools
+import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,6 +10,8 @@ from typing import Any
 from moesaic.models.text.schemas.binding import Binder
 from moesaic.models.text.schemas.reading import NOTHING, SchemaReader, Values, listed, mapping
 from moesaic.models.text.schemas.shapes import Shape, shapes_of
+
+ARGUMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,63}")
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,10 @@ class ToolFunction:
     def argument(self, name: str) -> Values | None:
         """Find the values of an argument; None: nothing is known of it."""
         return self.arguments.get(name, self._others)
+
+    def may_have(self, name: str) -> bool:
+        """True if an argument may have that name; of a function without described ones, if it looks like one."""
+        return name in self.arguments or (not self.arguments and bool(ARGUMENT.fullmatch(name)))
 
     @cached_property
     def _others(self) -> Values | None:

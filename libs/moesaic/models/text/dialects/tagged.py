@@ -5,7 +5,7 @@ A value stands between its tags as it is. The function's schema tells a text fro
 
 import re
 from abc import abstractmethod
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from typing import ClassVar
 
 from moesaic.models.text.dialects.call_form import LINE, CallForm
@@ -98,7 +98,9 @@ class Tagged(CallForm):
         if may_be_structure and (yield from self._read_structure(reader, values)):
             return True
         value = GrowingValue(reader.put_arguments, values)
-        closed = yield from self._read_text(reader, value, function.arguments.keys() - given)
+        closed = yield from self._read_text(
+            reader, value, lambda name: name not in given and function.may_have(name)
+        )
         value.end(closed=closed)
         return closed
 
@@ -116,7 +118,9 @@ class Tagged(CallForm):
         reader.restore()
         return False
 
-    def _read_text(self, reader: Reader, value: GrowingValue, known: Set[str]) -> Reading[bool]:
+    def _read_text(
+        self, reader: Reader, value: GrowingValue, may_come: Callable[[str], bool]
+    ) -> Reading[bool]:
         """Read a value to its end; false if it breaks off.
 
         Where its closing tag is missing, it ends before the opening of an argument that the function has and that was
@@ -135,7 +139,7 @@ class Tagged(CallForm):
             if marker == self.key_tags[0]:
                 alone = "\n" in blanks or value.is_empty or not value.may_be_text
                 name, _ = yield from reader.collect(self.key_tags[1:])
-                ends = alone and name.strip() in known
+                ends = alone and may_come(name.strip())
             else:
                 yield from reader.skip_blanks()
                 followed = yield from reader.take(*self.followers)

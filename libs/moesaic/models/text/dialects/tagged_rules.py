@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from moesaic.models.text.dialects.call_form import LINE
-from moesaic.models.text.dialects.functions import ToolFunction, others_of
+from moesaic.models.text.dialects.functions import ARGUMENT, ToolFunction, others_of
 from moesaic.models.text.dialects.rules import Rules
 from moesaic.models.text.schemas.binding import Binder
 from moesaic.models.text.schemas.raw_texts import (
@@ -19,7 +19,6 @@ from moesaic.models.text.schemas.raw_texts import (
 from moesaic.models.text.schemas.reading import ALL_KINDS, Values, listed, mapping
 from moesaic.models.text.schemas.shapes import Shape
 
-_KEY = r"[A-Za-z_][A-Za-z0-9_.\-]{0,63}"
 _KEY_CHARACTERS = r'[^<>"\s]{1,100}'
 _WORDS = {"boolean": ("True", "False"), "null": ("None", "null")}
 _HELD_HERE = ("type", "properties", "required", "additionalProperties", "patternProperties")
@@ -104,7 +103,7 @@ class _ShapeRule:
                 keys.append((f"/{_KEY_CHARACTERS}/ & /{whole}/", schema))
         additional = shape.get("additionalProperties")
         if additional and not patterns:
-            keys.append((f"/{_KEY}/", additional))
+            keys.append((f"/{ARGUMENT.pattern}/", additional))
         but = f" & ~/{known}/" if known else ""
         rules = [
             self._tagged(self._rules.terminal(f"{key}{but}"), self._value(schema))
@@ -171,8 +170,8 @@ class _ShapeRule:
     def _never(self) -> Sequence[str]:
         """Write what a reader takes for the end of a value, though its tag is missing."""
         tags, rules, never = self._tags, self._rules, []
-        others = list(map(escaped, self._function.arguments))
-        if others and not rules.is_token(tags.key_tags[0]):
+        others = list(map(escaped, self._function.arguments)) or [ARGUMENT.pattern]
+        if not rules.is_token(tags.key_tags[0]):
             opening, closing = (escaped(tag) for tag in tags.key_tags)
             names = rf"{opening}\s*(?:{'|'.join(others)})\s*{closing}"
             never.append(rf"(?:{ANY}\n)?\s*{names}{ANY}")

@@ -47,6 +47,10 @@ class _Expansion:
         if not _may_be_object(schema):
             return []
         own = {name: value for name, value in schema.items() if name not in _COMBINE}
+        # Closed beside combined schemas, nothing would fit: it is meant to close what they make together.
+        closes = own.get("additionalProperties") is False and any(n in schema for n in _COMBINE)
+        if closes:
+            del own["additionalProperties"]
         found: list[Shape] = [_needs_known(own)]
         for name in REFERENCES:
             if name in schema:
@@ -58,7 +62,7 @@ class _Expansion:
                 each = [self.of(part) for part in parts]
                 each = self._exclusive(parts, each) if name == "oneOf" else each
                 found = self._both(found, [shape for shapes in each for shape in shapes])
-        return found
+        return [{**shape, "additionalProperties": False} for shape in found] if closes else found
 
     def _referred(self, name: str, reference: Any) -> list[Shape]:
         target = self._reader.resolved(reference)
@@ -114,9 +118,16 @@ def _needs_known(shape: Shape) -> Shape:
 def _merged(one: Shape, other: Shape) -> Shape:
     """Combine two shapes, both of which hold."""
     merged = {**one, **other}
-    for name in ("properties", "patternProperties"):
-        if name in one and name in other:
-            merged[name] = _both_properties(mapping(one, name), mapping(other, name))
+    if "properties" in one or "properties" in other:
+        merged["properties"] = _both_properties(one, other)
+    if "patternProperties" in one and "patternProperties" in other:
+        patterns = mapping(one, "patternProperties"), mapping(other, "patternProperties")
+        shared = {
+            n: _both_schemas(patterns[0][n], patterns[1][n])
+            for n in patterns[0]
+            if n in patterns[1]
+        }
+        merged["patternProperties"] = {**patterns[0], **patterns[1], **shared}
     if "required" in one and "required" in other:
         merged["required"] = list(
             dict.fromkeys(listed(one, "required") + listed(other, "required"))
@@ -131,9 +142,21 @@ def _merged(one: Shape, other: Shape) -> Shape:
     return merged
 
 
-def _both_properties(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    both = {name: _both_schemas(one[name], other[name]) for name in one if name in other}
-    return {**one, **other, **both}
+def _both_properties(one: Shape, other: Shape) -> dict[str, Any]:
+    """Combine properties: one that only one shape describes is one of the others to the other shape."""
+    own, others = mapping(one, "properties"), mapping(other, "properties")
+    return {
+        name: _both_schemas(
+            own[name] if name in own else _unnamed(one),
+            others[name] if name in others else _unnamed(other),
+        )
+        for name in (*own, *(name for name in others if name not in own))
+    }
+
+
+def _unnamed(shape: Shape) -> Any:
+    additional = shape.get("additionalProperties")
+    return True if additional is None or "patternProperties" in shape else additional
 
 
 def _both_schemas(one: Any, other: Any) -> Any:
