@@ -164,6 +164,32 @@ def test_a_number_ends_at_the_next_tag_wherever_it_stands() -> None:
     assert arguments_in(QWEN, text, {"a": {"type": "integer"}, "b": STRING}) == {"a": 1, "b": "2"}
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("given", "written", "value"),
+    [
+        ("text", "5", "5"),
+        ("text", "null", "null"),
+        ("number", "5", 5),
+        ("flag", "True", True),
+        ("other", "5", 5),  # fits none of them
+        ("other", "x", "x"),
+    ],
+)
+def test_what_was_given_tells_which_shape_a_call_has(
+    form: str, given: str, written: str, value: Any
+) -> None:
+    kinds = {"text": STRING, "number": {"type": "number"}, "flag": {"type": "boolean"}}
+    shapes = [{"properties": {"kind": {"const": k}, "value": v}} for k, v in kinds.items()]
+    wanted = Wanted((ToolFunction("f", {"type": "object", "oneOf": shapes}),))
+    text = call(form, ("kind", given), ("value", written))
+
+    parts = read(dialect(form), list(text), wanted, "closed")
+
+    assert parts == read(dialect(form), text, wanted, "closed")
+    assert json.loads(parts[1].text) == {"kind": given, "value": value}
+
+
 def test_of_a_function_without_described_arguments_any_may_come_next() -> None:
     text = "<function=f>\n<parameter=a>\n1\n<parameter=b>\nx\n<parameter=not one>\n</parameter>\n</function>"
 

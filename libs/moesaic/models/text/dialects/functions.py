@@ -11,6 +11,7 @@ from moesaic.models.text.schemas.binding import Binder
 from moesaic.models.text.schemas.reading import NOTHING, SchemaReader, Values, listed, mapping
 from moesaic.models.text.schemas.shapes import Shape, shapes_of
 
+_LIKE_TEXTS = {"integer", "number", "boolean"}
 ARGUMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,63}")
 
 
@@ -30,7 +31,13 @@ class ToolFunction:
     @cached_property
     def _shapes(self) -> tuple[list[Shape], set[str]]:
         found, unenforced = shapes_of(self.reader, self.parameters)
-        return [shape for shape in found if _can_be(shape)], unenforced
+        return [shape for shape in found if self._can_be(shape)], unenforced
+
+    def _can_be(self, shape: Shape) -> bool:
+        """True if each required argument has a value."""
+        properties = mapping(shape, "properties")
+        needed = (properties[name] for name in listed(shape, "required") if name in properties)
+        return not any(self.reader.values(schema).is_empty for schema in needed)
 
     @property
     def shapes(self) -> Sequence[Shape]:
@@ -45,16 +52,34 @@ class ToolFunction:
     @cached_property
     def arguments(self) -> Mapping[str, Values]:
         """Values of the arguments, by name."""
-        found: dict[str, Values] = {}
-        for shape in self.shapes:
-            for name, schema in mapping(shape, "properties").items():
-                values = self.reader.values(schema)
-                found[name] = values.either(found.get(name, NOTHING))
-        return found
+        names = dict.fromkeys(
+            name for shape in self.shapes for name in mapping(shape, "properties")
+        )
+        return {name: self._united(name, self.shapes) for name in names}
 
-    def argument(self, name: str) -> Values | None:
-        """Find the values of an argument; None: nothing is known of it."""
-        return self.arguments.get(name, self._others)
+    def argument(self, name: str, given: Mapping[str, Any]) -> Values | None:
+        """Find the values of an argument, by those that were given before; None: nothing is known of it."""
+        if name not in self.arguments:
+            return self._others
+        if len(self.shapes) == 1 or not given:
+            return self.arguments[name]
+        fitting = [shape for shape in self.shapes if self._fits(shape, given)]
+        named = [shape for shape in fitting if name in mapping(shape, "properties")]
+        return self._united(name, named) if named else self.arguments[name]
+
+    def _fits(self, shape: Shape, given: Mapping[str, Any]) -> bool:
+        properties = mapping(shape, "properties")
+        known = [name for name in given if name in properties]
+        return all(self.reader.values(properties[name]).allows(given[name]) for name in known)
+
+    def _united(self, name: str, shapes: Sequence[Shape]) -> Values:
+        """Unite the values that an argument has in some shapes; numbers of one are no texts of another."""
+        schemas = [mapping(shape, "properties").get(name, False) for shape in shapes]
+        each = [self.reader.values(schema) for schema in schemas]
+        united = functools.reduce(Values.either, each, NOTHING)
+        kinds = [values.kinds for values in each if "string" not in values.kinds]
+        first = frozenset().union(*kinds) if "string" in united.kinds else frozenset()
+        return united._replace(first=first & _LIKE_TEXTS)
 
     def may_have(self, name: str) -> bool:
         """True if an argument may have that name; of a function without described ones, if it looks like one."""
@@ -89,11 +114,6 @@ def others_of(shape: Shape) -> list[Any]:
     """List the schemas of what has no name in a shape."""
     additional = shape.get("additionalProperties")
     return [*mapping(shape, "patternProperties").values(), *([additional] if additional else [])]
-
-
-def _can_be(shape: Shape) -> bool:
-    properties = mapping(shape, "properties")
-    return all(properties.get(name) is not False for name in listed(shape, "required"))
 
 
 def _closed(shape: Shape) -> Shape:

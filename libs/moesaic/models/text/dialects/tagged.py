@@ -3,14 +3,15 @@
 A value stands between its tags as it is. The function's schema tells a text from what is to be read as JSON.
 """
 
+import json
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Sequence, Set
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 from moesaic.models.text.dialects.call_form import LINE, CallForm
 from moesaic.models.text.dialects.functions import ToolFunction, find
-from moesaic.models.text.dialects.reader import Reader, Reading
+from moesaic.models.text.dialects.reader import Put, Reader, Reading
 from moesaic.models.text.dialects.rules import Rules
 from moesaic.models.text.dialects.tagged_rules import arguments_rule
 from moesaic.models.text.dialects.written import GrowingValue, as_json, is_json, json_of
@@ -53,7 +54,7 @@ class Tagged(CallForm):
         name = yield from self.read_name(reader)
         if not _NAME.fullmatch(name):
             return False
-        function, given = find(functions, name), set[str]()
+        function, given = find(functions, name), dict[str, Any]()
         while True:
             yield from reader.skip_blanks()
             tag = yield from reader.take(self.key_tags[0], self.end, *self.followers)
@@ -69,7 +70,6 @@ class Tagged(CallForm):
                 reader.put_arguments(before)
                 return True
             reader.put_arguments(f"{before}{as_json(key)}: ")
-            given.add(key)
             if not (yield from self._read_value(reader, function, key, given)):
                 return True
         if tag in self.followers:
@@ -89,22 +89,30 @@ class Tagged(CallForm):
         return key.strip() if end else None
 
     def _read_value(
-        self, reader: Reader, function: ToolFunction, key: str, given: Set[str]
+        self, reader: Reader, function: ToolFunction, key: str, given: dict[str, Any]
     ) -> Reading[bool]:
         if self.line:
             yield from reader.take(self.line)
-        values = function.argument(key)
+        values, pieces = function.argument(key, given), list[str]()
+        given[key] = None
+
+        def give(text: str) -> None:
+            reader.put_arguments(text)
+            if len(function.shapes) > 1:  # it tells which of them the call has
+                pieces.append(text)
+
         may_be_structure = (yield from reader.next_char()) in ("{", "[") and _has_structures(values)
-        if may_be_structure and (yield from self._read_structure(reader, values)):
-            return True
-        value = GrowingValue(reader.put_arguments, values)
-        closed = yield from self._read_text(
-            reader, value, lambda name: name not in given and function.may_have(name)
-        )
-        value.end(closed=closed)
+        closed = may_be_structure and (yield from self._read_structure(reader, values, give))
+        if not closed:
+            value = GrowingValue(give, values)
+            closed = yield from self._read_text(
+                reader, value, lambda name: name not in given and function.may_have(name)
+            )
+            value.end(closed=closed)
+        given[key] = json.loads("".join(pieces)) if closed and pieces else None
         return closed
 
-    def _read_structure(self, reader: Reader, values: Values | None) -> Reading[bool]:
+    def _read_structure(self, reader: Reader, values: Values | None, give: Put) -> Reading[bool]:
         """Read a list or an object of JSON, whose texts may have tags in them; false, and nothing, if it is none."""
         pieces: list[str] = []
         reader.hold()
@@ -113,7 +121,7 @@ class Tagged(CallForm):
             yield from reader.skip_blanks()
             if (yield from reader.take(self.value_tags[1])) and is_json(written):
                 reader.release()
-                reader.put_arguments(json_of(written, values))
+                give(json_of(written, values))
                 return True
         reader.restore()
         return False

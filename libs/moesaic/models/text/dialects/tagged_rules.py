@@ -1,7 +1,7 @@
 """Rules of arguments between tags: whatever they let through is read as arguments that fit the schema."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, ClassVar, Protocol
 
 from moesaic.models.text.dialects.call_form import LINE
@@ -11,7 +11,7 @@ from moesaic.models.text.schemas.binding import Binder
 from moesaic.models.text.schemas.raw_texts import (
     ANY,
     NO_JSON,
-    NO_VALUE,
+    SCALAR,
     escaped,
     expressions_of,
     whole_pattern,
@@ -22,6 +22,7 @@ from moesaic.models.text.schemas.shapes import Shape
 _KEY_CHARACTERS = r'[^<>"\s]{1,100}'
 _WORDS = {"boolean": ("True", "False"), "null": ("None", "null")}
 _HELD_HERE = ("type", "properties", "required", "additionalProperties", "patternProperties")
+_STRUCTURES = frozenset(("array", "object"))
 _SIZES = ("minProperties", "maxProperties")
 
 
@@ -106,17 +107,18 @@ class _ShapeRule:
             keys.append((f"/{ARGUMENT.pattern}/", additional))
         but = f" & ~/{known}/" if known else ""
         rules = [
-            self._tagged(self._rules.terminal(f"{key}{but}"), self._value(schema))
+            self._tagged(self._rules.terminal(f"{key}{but}"), self._value(schema, frozenset()))
             for key, schema in keys
             if schema is not False
         ]
         return [f"({' | '.join(rules)})*"] if rules else []
 
     def _argument(self, key: str, schema: Any) -> str | None:
-        values = self._function.reader.values(schema)
-        if schema is False or not (values.kinds or values.listed):
-            return self._rules.value(False) if key in self._required else None
-        return self._tagged(self._rules.text(key), self._value(schema))
+        if self._function.reader.values(schema).is_empty:
+            return None
+        return self._tagged(
+            self._rules.text(key), self._value(schema, self._function.arguments[key].first)
+        )
 
     def _tagged(self, key: str, value: str) -> str:
         tags, text = self._tags, self._rules.text
@@ -126,18 +128,21 @@ class _ShapeRule:
         parts = [text(tags.key_tags[0]), key, text(tags.key_tags[1]), between, text(tags.line)]
         return " ".join(part for part in (*parts, value, after) if part)
 
-    def _value(self, schema: Any) -> str:
-        """Write the ways to spell a value, with the tag that closes it."""
+    def _value(self, schema: Any, first: Set[str]) -> str:
+        """Write the ways to spell a value, with the tag that closes it.
+
+        Args:
+            schema: of the value.
+            first: kinds that a text must not look like.
+        """
         values = self._function.reader.values(schema)
         document = self._binder.document(schema)
         tail = self._rules.text(self._tags.line + self._tags.value_tags[1])
         ways = [f"{self._rules.text(one)} {tail}" for one in self._spellings(values)]
-        is_free = values.kinds == ALL_KINDS and document in ({}, True)
+        is_free = values.kinds == ALL_KINDS and document in ({}, True) and not first
         if "string" in values.kinds:
-            ways += self._texts(
-                values, NO_VALUE if values.kinds == ALL_KINDS and not is_free else ""
-            )
-        if not is_free and _needs_json(values):
+            ways += self._texts(values, may_be_any=is_free, no_scalars=bool(first))
+        if not is_free and (_needs_json(values) or first):
             ways.append(f"{self._rules.value(document)} {tail}")
         return f"({' | '.join(ways)})"
 
@@ -153,18 +158,20 @@ class _ShapeRule:
             found = [word for word in found if word not in _WORDS["boolean"]]
         return list(dict.fromkeys(found))
 
-    def _texts(self, values: Values, base: str) -> list[str]:
-        ways = []
+    def _texts(self, values: Values, *, may_be_any: bool, no_scalars: bool) -> list[str]:
+        ways, never = [], self._never()
+        others = values.kinds - {"string"}
+        line, closing = self._tags.line, self._tags.value_tags[1]
+        if no_scalars or (values.kinds == ALL_KINDS and not may_be_any):
+            end = "" if self._rules.is_token(closing) else escaped(line + closing)
+            never = [*never, SCALAR + end]
         for conditions in values.texts:
             expressions, unenforced = expressions_of(conditions)
             self._binder.unenforced |= unenforced
-            if not base and values.kinds != ALL_KINDS:
-                is_mixed = bool(values.kinds & {"array", "object"}) or bool(expressions)
-                base = NO_JSON if is_mixed and values.kinds != {"string"} else ""
-            if base:
-                expressions = [*expressions, base]
-            closing, line = self._tags.value_tags[1], self._tags.line
-            ways.append(self._rules.text_until(closing, expressions, self._never(), line))
+            is_mixed = no_scalars or (others and (others & _STRUCTURES or expressions))
+            if is_mixed and not may_be_any:
+                expressions = [*expressions, NO_JSON]
+            ways.append(self._rules.text_until(closing, expressions, never, line))
         return ways
 
     def _never(self) -> Sequence[str]:
@@ -184,6 +191,6 @@ class _ShapeRule:
 
 def _needs_json(values: Values) -> bool:
     """True if values of a schema may be written in ways that a text does not have already."""
-    if "string" in values.kinds and not values.kinds & {"array", "object"}:
+    if "string" in values.kinds and not values.kinds & _STRUCTURES:
         return any(not isinstance(one, str) for one in values.listed.values())
     return bool(values.kinds) or any(not isinstance(one, str) for one in values.listed.values())

@@ -10,6 +10,7 @@ from moesaic.models.text.schemas.reading import ALL_KINDS, Values, kind_of
 
 MAX_PYTHON = 1 << 16  # characters that are read as Python's
 _NO_VALUE = object()
+_NO_TEXTS = frozenset(("null", "array", "object", "string"))
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
 _MAX_NUMBER = 400
 MAX_UNCERTAIN = (
@@ -45,7 +46,7 @@ def _loaded(written: str) -> Any:
 
 def is_certain(written: str, values: Values) -> bool:
     """True if a value that begins so is the text that was written, whatever follows."""
-    if "string" not in values.kinds or values.kinds == ALL_KINDS:
+    if "string" not in values.kinds or values.kinds == ALL_KINDS or values.first:
         return False
     if any(kind_of(one) != "string" for one in values.listed.values()):
         return False
@@ -135,7 +136,7 @@ def _typed(written: str, values: Values) -> str:
             else spelled
         )
     # What is null, a list or an object is written so; any other value could be a text as well.
-    if kind_of(value) in {"null", "array", "object", "string"} & values.kinds:
+    if kind_of(value) in (_NO_TEXTS | values.first) & values.kinds:
         return spelled
     return as_json(written)
 

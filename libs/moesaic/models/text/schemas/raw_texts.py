@@ -10,8 +10,8 @@ MAX_LENGTH = 2000  # that an expression counts to
 ANY = "(?s:.*)"
 # Neither a list, an object nor a string as JSON has them.
 NO_JSON = r'\s*(?:[^\s"\[{](?s:.*))?'
-# Nor any other value.
-NO_VALUE = r'\s*(?:[^\s"\[{\-0-9tfnTFN](?s:.*))?'
+# What is read as a number or a truth value.
+SCALAR = r"\s*(?:[+\-]?[0-9.][0-9.eE+\-]*|[tT][rR][uU][eE]|[fF][aA][lL][sS][eE]|null|None)\s*"
 _DATE = r"\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|1\d|2[0-8])"
 _TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,9})?(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
 _OCTET = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"

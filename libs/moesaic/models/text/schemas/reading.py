@@ -23,11 +23,17 @@ class Values(NamedTuple):
         kinds: kinds of values that are not listed.
         listed: values that are.
         texts: conditions of a text that is not listed, one of which hold.
+        first: kinds of what could be a text as well, and is none.
     """
 
     kinds: frozenset[str]
     listed: Mapping[str, Any] = {}  # by what ``identity_of`` gives
     texts: tuple[Conditions, ...] = ()
+    first: frozenset[str] = frozenset()
+
+    def allows(self, value: Any) -> bool:
+        """True if a value is listed, or of a kind that is not."""
+        return kind_of(value) in self.kinds or self.lists(value)
 
     def lists(self, value: Any) -> bool:
         """True if a value is listed."""
@@ -50,10 +56,14 @@ class Values(NamedTuple):
         texts = [(*a, *b) for a in self.texts for b in other.texts]
         return Values(self.kinds & other.kinds, listed, tuple(texts[:MAX_TEXTS]))
 
+    @property
+    def is_empty(self) -> bool:
+        """True if no value fits."""
+        return not self.kinds and not self.listed
+
     def disjoint(self, other: "Values") -> bool:
         """True if no value fits both."""
-        both = self.both(other)
-        return not both.kinds and not both.listed
+        return self.both(other).is_empty
 
 
 ANYTHING = Values(ALL_KINDS, {}, ((),))

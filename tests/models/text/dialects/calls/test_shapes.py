@@ -45,6 +45,11 @@ SCHEMAS: dict[str, Any] = {
         an_object(["kind"], kind={"const": "a"}, unit=UNIT),
         an_object(["kind"], kind={"const": "b"}, days=DAYS),
     ]},
+    "one name of several kinds": {"anyOf": [
+        an_object(["p"], p={"type": "number"}),
+        an_object(["r"], p={"type": ["string", "null"], "format": "date"}, r=DAYS),
+        an_object(["r"], r={"const": "x"}, p={"type": "boolean"}),
+    ]},
     "or null": {"anyOf": [A, {"type": "null"}]},
     "nullable": {**A, "type": ["object", "null"]},
     "one property in both": {"allOf": [an_object(["days"], days=DAYS), an_object([], days={"minimum": 2})]},
