@@ -35,7 +35,7 @@ def arguments_in(form: str, text: str, properties: dict[str, Any]) -> Any:
         (ToolFunction("f", {"type": "object", "properties": properties, "$defs": DEFS}),)
     )
     whole = read(dialect(form), text, wanted, "closed")
-    for at in range(len(text)):
+    for at in range(0, len(text), 1 + len(text) // 500):
         assert read(dialect(form), [text[:at], text[at:]], wanted, "closed") == whole
     assert read(dialect(form), list(text), wanted, "closed") == whole
     assert [part.kind for part in whole] == ["call", "arguments"]
@@ -162,6 +162,18 @@ def test_a_number_ends_at_the_next_tag_wherever_it_stands() -> None:
     text = "<function=f><parameter=a>1<parameter=b>2</parameter></function>"
 
     assert arguments_in(QWEN, text, {"a": {"type": "integer"}, "b": STRING}) == {"a": 1, "b": "2"}
+
+
+@pytest.mark.parametrize("piece", ["\\'", '\\"', "' ", ", ", " ", "(", "\\", "True"])
+def test_a_long_value_that_is_no_value_stays_a_text(piece: str) -> None:
+    written = f"[{piece * 15_000}x"
+    wanted = Wanted(
+        (ToolFunction("f", {"type": "object", "properties": {"a": {"type": "array"}}}),)
+    )
+
+    parts = read(dialect(QWEN), call(QWEN, ("a", written)), wanted, "closed")
+
+    assert json.loads(parts[1].text) == {"a": written}
 
 
 @pytest.mark.parametrize("form", FORMS)

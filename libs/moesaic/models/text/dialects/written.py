@@ -17,11 +17,12 @@ MAX_UNCERTAIN = (
     300  # characters in which a text must show that it is one, to be given out as it comes
 )
 _WORDS = {"True": "true", "False": "false", "None": "null"}
+# A text that does not end is one to the end, so that none is looked at twice.
 _IN_PYTHON = re.compile(
     r"""
-    (?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")
+    (?P<text>'(?:[^'\\]|\\.)*(?:'|\\?\Z)|"(?:[^"\\]|\\.)*(?:"|\\?\Z))
     | (?P<word>\b(?:True|False|None)\b)
-    | (?P<open>\() | (?P<close>,?\s*\)) | (?P<comma>,)(?=\s*[\]}])
+    | (?P<open>\() | (?P<close>\)) | (?P<comma>,)(?=\s*[\]})])
     """,
     re.VERBOSE | re.DOTALL,
 )
@@ -172,11 +173,14 @@ def _python_as_json(written: str) -> str:
 
 
 def _piece_as_json(found: re.Match[str]) -> str:
+    piece = found.group()
     match found.lastgroup:
+        case "text" if len(piece) > 1 and piece[0] == piece[-1]:
+            return as_json(_ESCAPE.sub(_unescaped, piece[1:-1]))
         case "text":
-            return as_json(_ESCAPE.sub(_unescaped, found.group()[1:-1]))
+            return piece
         case "word":
-            return _WORDS[found.group()]
+            return _WORDS[piece]
         case "open":
             return "["
         case "close":
