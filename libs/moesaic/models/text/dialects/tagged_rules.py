@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence, Set
+from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 from moesaic.models.text.dialects.call_form import LINE
@@ -159,7 +160,7 @@ class _ShapeRule:
         return list(dict.fromkeys(found))
 
     def _texts(self, values: Values, *, may_be_any: bool, no_scalars: bool) -> list[str]:
-        ways, never = [], self._never()
+        ways, never = [], self._never
         others = values.kinds - {"string"}
         line, closing = self._tags.line, self._tags.value_tags[1]
         if no_scalars or (values.kinds == ALL_KINDS and not may_be_any):
@@ -174,6 +175,7 @@ class _ShapeRule:
             ways.append(self._rules.text_until(closing, expressions, never, line))
         return ways
 
+    @cached_property
     def _never(self) -> Sequence[str]:
         """Write what a reader takes for the end of a value, though its tag is missing."""
         tags, rules, never = self._tags, self._rules, []

@@ -29,6 +29,7 @@ _FORMATS = {
 }
 _HIDDEN = re.compile(r"\\.|\[\^?(?:\\.|[^\]\\])+\]", re.DOTALL)
 _SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$&~-]")
+_SLASHES = re.compile(r"\\.|/")
 _GROUP = re.compile(r"\([^()]*\)")
 
 
@@ -85,8 +86,5 @@ def escaped(text: str) -> str:
 
 def slashes_escaped(pattern: str) -> str:
     """Write a pattern so that it can stand between slashes, on one line."""
-    pieces, escaped = [], False
-    for char in pattern.replace("\n", r"\n"):
-        pieces.append("\\/" if char == "/" and not escaped else char)
-        escaped = char == "\\" and not escaped
-    return "".join(pieces)
+    on_one_line = pattern.replace("\n", r"\n")
+    return _SLASHES.sub(lambda found: "\\/" if found[0] == "/" else found[0], on_one_line)
