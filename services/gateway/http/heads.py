@@ -8,6 +8,7 @@ from moesaic.services.gateway.http.problems import HttpProblem, problem
 Header = tuple[bytes, bytes]  # the name in lower case, the value
 
 VERSIONS = ("1.0", "1.1")
+MAX_TARGET_BYTES = 32 << 10
 _AUTHORITY = re.compile(rb"(?:\[[\w:.%~-]+\]|[\w.~!$&'()*+,;=%-]+)(?::\d*)?", re.ASCII)
 _ABSOLUTE = re.compile(rb"https?://([^/?#]*)([^#]*).*", re.IGNORECASE | re.DOTALL)
 
@@ -23,7 +24,19 @@ def fault_of(
         return problem(505, "http_version_not_supported", what)
     if method == b"CONNECT":
         return problem(501, "not_implemented", "no tunnels are made here")
-    return _fault_of_host(version, target, headers) or _fault_of_codings(version, headers)
+    return (
+        fault_of_length(target)
+        or _fault_of_host(version, target, headers)
+        or _fault_of_codings(version, headers)
+    )
+
+
+def fault_of_length(target: bytes) -> HttpProblem | None:
+    """Refuse a target that is too long, also where not all of it is here."""
+    if len(target) <= MAX_TARGET_BYTES:
+        return None
+    what = f"the target of the request must be at most {MAX_TARGET_BYTES} bytes"
+    return problem(414, "request_too_large", what)
 
 
 def split_target(target: bytes) -> tuple[bytes | None, bytes]:

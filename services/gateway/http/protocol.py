@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -11,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from moesaic.open_files import connections_within
-from moesaic.services.gateway.http.heads import fault_of, split_target
+from moesaic.services.gateway.http.heads import fault_of, fault_of_length, split_target
 from moesaic.services.gateway.http.problems import ErrorReply, HttpProblem, problem
 
 # Of a request's first line and headers, beside other bytes of the same packet.
@@ -23,10 +24,10 @@ BODY_PER_FRAMING = 8
 PACKET_BYTES = 16 << 10  # that are parsed between two looks at what they were
 MAX_PIPELINED = 32  # requests that wait for the answer to one before them
 # A request that was answered before all of it came, mostly because it is refused: so much more of it is read, and for
-# so long, since a connection that is closed with something unread may lose its answer.
-DRAIN_BYTES = 32 << 20
+# so long, since a connection that is closed with something unread may lose its answer. Forms with files are as long.
+DRAIN_BYTES = 201 << 20
 DRAIN_S = 10.0
-REFUSED_BYTES = 1 << 20  # the same behind a request that cannot be parsed, or has no bounds
+REFUSED_BYTES = 1 << 20  # the same behind what cannot be parsed, or has no bounds
 MAX_CONNECTIONS = 1 << 16  # of a gateway; and half of the files that it may open
 UNSENT_BYTES = (64 << 10, 16 << 10)  # from which on writers wait, and down to which
 
@@ -53,20 +54,24 @@ class Connections(ServerState):
                 return
 
 
-class UnchunkedCycle(RequestResponseCycle):
-    """One request and answer of HTTP/1.0, which knows no chunks: a body of unknown length ends with the connection."""
+class Cycle(RequestResponseCycle):
+    """One request and its answer. HTTP/1.0 knows no chunks: a body of unknown length ends with the connection."""
 
-    _is_unbounded = False
+    hang_up: Callable[[], None]  # in place of uvicorn, which would close what is still being read
+    _ends_unchunked = False
 
     async def send(self, message: Any) -> None:
         """Send a part of the answer."""
-        if message["type"] == "http.response.start":
-            names = [name.lower() for name, _ in message.get("headers", ())]
-            if b"content-length" not in names:
-                self._is_unbounded, self.chunked_encoding = True, False
-        elif self._is_unbounded:
-            self.expected_content_length = len(message.get("body", b""))
+        if message["type"] != "http.response.start":
+            if self._ends_unchunked:
+                self.expected_content_length = len(message.get("body", b""))
+            return await super().send(message)
+        names = [name.lower() for name, _ in message.get("headers", ())]
+        if self.scope["http_version"] == "1.0" and b"content-length" not in names:
+            self._ends_unchunked, self.chunked_encoding = True, False
         await super().send(message)
+        if not self.keep_alive:
+            self.keep_alive, self.on_response = True, self.hang_up
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -85,6 +90,7 @@ class BoundedHttp(HttpToolsProtocol):
     _too_late: asyncio.TimerHandle | None = None
     _fault: HttpProblem | None = None  # of the head that came last
     _refusal: HttpProblem | None = None  # which ends the connection; what comes now is not parsed
+    _hung_up = False  # the last answer is out; likewise
 
     server_state: Connections
 
@@ -112,7 +118,7 @@ class BoundedHttp(HttpToolsProtocol):
         for start in range(0, len(data), PACKET_BYTES):
             if self.transport.is_closing():
                 return
-            if self._refusal is not None:
+            if self._refusal is not None or self._hung_up:
                 return self._drain(len(data) - start)
             self._feed(data[start : start + PACKET_BYTES])
         idle = self.cycle is not None and self.cycle.response_complete and not self._in_message
@@ -126,7 +132,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._packet = data
         super().data_received(data)
         self._packet = b""
-        if self._refusal is not None or self.transport.is_closing():
+        if self._refusal is not None or self._hung_up or self.transport.is_closing():
             return
         if in_message and before != self._num_messages:
             return  # a packet of two messages is counted to neither
@@ -139,7 +145,8 @@ class BoundedHttp(HttpToolsProtocol):
         if self._other_bytes > most:
             what = "headers" if self._in_head else "trailers, and what frames chunks of the body,"
             message = f"the {what} must be at most {most} bytes"
-            self._refuse(problem(431, "request_too_large", message))
+            too_long = fault_of_length(self.url) if self._in_head else None
+            self._refuse(too_long or problem(431, "request_too_large", message))
         elif self._is_answered and self._in_message:
             self._drain(len(data))
 
@@ -174,11 +181,13 @@ class BoundedHttp(HttpToolsProtocol):
         if host is not None:  # it goes over that of the header
             self.headers[:] = [header for header in self.headers if header[0] != b"host"]
             self.headers.append((b"host", host))
+        super().on_headers_complete()
         self._in_head, self._other_bytes = False, 0
         self._end_wait()
-        super().on_headers_complete()
+        self.cycle.__class__ = Cycle  # uvicorn makes cycles itself
+        assert isinstance(self.cycle, Cycle)
+        self.cycle.hang_up = self._hang_up
         if version == "1.0":
-            self.cycle.__class__ = UnchunkedCycle  # uvicorn makes cycles itself
             self.cycle.waiting_for_100_continue = False
         if len(self.pipeline) > MAX_PIPELINED:
             what = f"at most {MAX_PIPELINED} requests may wait for the answer to one before them"
@@ -223,7 +232,8 @@ class BoundedHttp(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Answer bytes that are not HTTP, and heads that are refused, as every other error."""
         invalid = problem(400, "invalid_request", "the request is not valid HTTP/1.1")
-        self._refuse(self._fault or invalid)
+        bounded = self._fault is not None and self._in_head
+        self._refuse(self._fault or invalid, DRAIN_BYTES if bounded else REFUSED_BYTES)
 
     def _unsupported_upgrade_warning(self) -> None:
         """Pass over an offer of another protocol. The parser ends there, so that another one reads the request."""
@@ -255,10 +265,10 @@ class BoundedHttp(HttpToolsProtocol):
         message = f"the headers did not arrive within {HEAD_S:g} s"
         self._refuse(problem(408, "request_timeout", message))
 
-    def _refuse(self, why: HttpProblem) -> None:
+    def _refuse(self, why: HttpProblem, drain_bytes: int = REFUSED_BYTES) -> None:
         """Answer past the application, behind the answers to the requests before, and hang up."""
         self._end_wait()
-        self._refusal, self._drain_bytes = why, REFUSED_BYTES
+        self._refusal, self._drain_bytes = why, drain_bytes
         cycle = self.cycle
         if self._in_message and not self._in_head:  # the application was to answer this request
             if self.pipeline:
@@ -273,7 +283,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._end_with(why)
 
     def _end_with(self, why: HttpProblem) -> None:
-        """Send the last answer, and read on for a while: to close with something unread may lose it."""
+        """Send the last answer, and hang up."""
         if self.transport.is_closing():
             return
         body = msgspec.json.encode(ErrorReply(why.body))
@@ -286,6 +296,21 @@ class BoundedHttp(HttpToolsProtocol):
         head = f"HTTP/1.1 {why.status} {HTTPStatus(why.status).phrase}\r\n".encode()
         lines = b"".join(b"%b: %b\r\n" % header for header in headers)
         self.transport.write(b"%b%b\r\n%b" % (head, lines, body))
+        self._linger()
+
+    def _hang_up(self) -> None:
+        """Close the connection behind the answer that is out, once its request is here."""
+        if (self._in_message or self.pipeline) and not self.transport.is_closing():
+            self.pipeline.clear()
+            self.flow.resume_reading()
+            self._drain_bytes = DRAIN_BYTES
+            self._linger()
+        else:
+            self.transport.close()
+
+    def _linger(self) -> None:
+        """Say that no more comes, and read on for a while: to close with something unread may lose what was said."""
+        self._hung_up = True
         self.transport.write_eof()
         self.server_state.silent[self] = None
         self._end_wait()

@@ -15,7 +15,7 @@ from moesaic.errors import InvalidInput
 from moesaic.services.gateway.files.disk import NoSuch, new_id, on_disk
 from moesaic.services.gateway.files.shelf import StoredFile
 from moesaic.services.gateway.files.upload import Uploaded, receive_upload
-from moesaic.services.gateway.gateway import shelf_of
+from moesaic.services.gateway.gateway import record_of, shelf_of
 from moesaic.services.gateway.http.disconnect import ClientClosed
 from moesaic.services.gateway.http.openapi import READS_BODY, answers
 from moesaic.services.gateway.http.reply import reply
@@ -149,16 +149,17 @@ async def get_file_content(file_id: str, request: Request) -> Response:
             raise NoSuch("file", file_id) from None
 
     file, content = await on_disk(opened)
+    wanted = record_of(request).method != "HEAD"
     return StreamingResponse(
-        _pieces(content),
+        _pieces(content, wanted),
         headers={"content-length": str(file.bytes)},
         media_type="application/octet-stream",
     )
 
 
-async def _pieces(content: BinaryIO) -> AsyncIterator[bytes]:
+async def _pieces(content: BinaryIO, wanted: bool) -> AsyncIterator[bytes]:
     with content:
-        while piece := await on_disk(lambda: content.read(READ_BYTES)):
+        while wanted and (piece := await on_disk(lambda: content.read(READ_BYTES))):
             yield piece
 
 

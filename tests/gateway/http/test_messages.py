@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from moesaic.services.gateway.files.upload import MAX_FORM_BYTES
 from moesaic.services.gateway.http.heads import fault_of, split_target
+from moesaic.services.gateway.http.protocol import DRAIN_BYTES
 
 BODY = b'{"prompt": "hello", "max_tokens": 4}'
 JSON = b"content-type: application/json\r\n"
@@ -194,6 +196,54 @@ async def test_a_long_body_behind_a_refused_head_does_not_cost_its_answer(house:
     [answer] = answers(await exchange(house.url, head, *[b"a" * 60_000] * 10))
 
     assert answer.status == 400
+
+
+LONG = [b"a" * (1 << 18)] * 48  # more than sockets hold
+REFUSED_BEFORE = {
+    "an old client": (b"POST /v1/completions HTTP/1.0\r\n" + JSON, b"", 413),
+    "a last request": (ASKS + b"connection: close\r\n", b"", 413),
+    "a compressed one": (ASKS + b"connection: close\r\n", b"content-encoding: gzip\r\n", 415),
+    "an old compressed one": (b"POST / HTTP/1.0\r\n", b"content-encoding: gzip\r\n", 415),
+    "no host": (b"POST /v1/completions HTTP/1.1\r\n", b"", 400),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_BEFORE)
+@pytest.mark.parametrize("before", [b"", plain(ASKS)])
+async def test_a_client_that_sends_all_of_a_refused_body_gets_its_answer(
+    house: Any, name: str, before: bytes
+) -> None:
+    first, headers, status = REFUSED_BEFORE[name]
+    length = b"content-length: %d\r\n\r\n" % sum(map(len, LONG))
+
+    told = answers(await exchange(house.url, before + first + headers + length, *LONG))
+
+    assert [answer.status for answer in told] == [200] * bool(before) + [status]
+
+
+def test_a_refused_file_of_any_length_gets_its_answer() -> None:
+    assert MAX_FORM_BYTES <= DRAIN_BYTES
+
+
+@pytest.mark.parametrize("length", [40_000, 65_600, 200_000])
+@pytest.mark.parametrize("before", [b"", OK])
+async def test_a_target_that_is_too_long_is_called_so(
+    house: Any, length: int, before: bytes
+) -> None:
+    sent = before + OK.replace(b"models", b"models?" + b"a" * length)
+
+    told = answers(await exchange(house.url, sent))
+
+    assert [answer.status for answer in told] == [200] * bool(before) + [414]
+
+
+async def test_nothing_is_answered_behind_the_last_request(house: Any) -> None:
+    last = ASKS.replace(b"\r\n", b"\r\nconnection: close\r\n", 1)
+
+    told = answers(await exchange(house.url, plain(last) + plain(ASKS) * 3 + ASKS, BODY))
+
+    assert [answer.status for answer in told] == [200]
+    assert len(house.workers[0].submits) == 1
 
 
 TARGETS = [

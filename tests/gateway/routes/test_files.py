@@ -12,6 +12,7 @@ from moesaic.errors import InvalidInput
 from moesaic.services.gateway.files.disk import made_at, new_id
 from moesaic.services.gateway.files.shelf import StoredFile
 from moesaic.services.gateway.files.store import Store
+from moesaic.services.gateway.routes import files
 from tests.gateway.batches.batch_client import (
     encoded,
     kept,
@@ -254,3 +255,22 @@ def test_no_directory_that_it_makes_is_open_to_others(tmp_path: Path) -> None:
 
     modes = [(tmp_path / path).stat().st_mode & 0o777 for path in ("run", "run/files")]
     assert modes == [0o700, 0o700]
+
+
+async def test_a_head_reads_no_content(
+    open_house, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form = {"files": {"file": ("a.jsonl", b"{}\n" * 300_000)}, "data": {"purpose": "batch"}}
+    asked: list[object] = []
+
+    async def on_disk(work: Any) -> Any:
+        asked.append(work)
+        return work()
+
+    async with open_house(files_dir=str(tmp_path)) as house:
+        stored = (await house.client.post("/v1/files", **form)).json()["id"]
+        monkeypatch.setattr(files, "on_disk", on_disk)
+        answer = await house.client.head(f"/v1/files/{stored}/content")
+
+    assert answer.headers["content-length"] == "900000"
+    assert len(asked) == 1  # to open it
