@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -57,7 +56,6 @@ class Connections(ServerState):
 class Cycle(RequestResponseCycle):
     """One request and its answer. HTTP/1.0 knows no chunks: a body of unknown length ends with the connection."""
 
-    hang_up: Callable[[], None]  # in place of uvicorn, which would close what is still being read
     _ends_unchunked = False
 
     async def send(self, message: Any) -> None:
@@ -70,8 +68,10 @@ class Cycle(RequestResponseCycle):
         if self.scope["http_version"] == "1.0" and b"content-length" not in names:
             self._ends_unchunked, self.chunked_encoding = True, False
         await super().send(message)
-        if not self.keep_alive:
-            self.keep_alive, self.on_response = True, self.hang_up
+        if not self.keep_alive:  # uvicorn would close what is still being read
+            protocol = self.transport.get_protocol()
+            assert isinstance(protocol, BoundedHttp)
+            self.keep_alive, self.on_response = True, protocol.hang_up
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -185,8 +185,6 @@ class BoundedHttp(HttpToolsProtocol):
         self._in_head, self._other_bytes = False, 0
         self._end_wait()
         self.cycle.__class__ = Cycle  # uvicorn makes cycles itself
-        assert isinstance(self.cycle, Cycle)
-        self.cycle.hang_up = self._hang_up
         if version == "1.0":
             self.cycle.waiting_for_100_continue = False
         if len(self.pipeline) > MAX_PIPELINED:
@@ -298,15 +296,13 @@ class BoundedHttp(HttpToolsProtocol):
         self.transport.write(b"%b%b\r\n%b" % (head, lines, body))
         self._linger()
 
-    def _hang_up(self) -> None:
-        """Close the connection behind the answer that is out, once its request is here."""
-        if (self._in_message or self.pipeline) and not self.transport.is_closing():
+    def hang_up(self) -> None:
+        """End the connection behind the answer that is out; nothing behind its request is answered."""
+        if not self.transport.is_closing():
             self.pipeline.clear()
             self.flow.resume_reading()
-            self._drain_bytes = DRAIN_BYTES
+            self._drain_bytes = DRAIN_BYTES if self._in_message else REFUSED_BYTES
             self._linger()
-        else:
-            self.transport.close()
 
     def _linger(self) -> None:
         """Say that no more comes, and read on for a while: to close with something unread may lose what was said."""
