@@ -68,9 +68,9 @@ class Cycle(RequestResponseCycle):
         if self.scope["http_version"] == "1.0" and b"content-length" not in names:
             self._ends_unchunked, self.chunked_encoding = True, False
         await super().send(message)
-        if not self.keep_alive:  # uvicorn would close what is still being read
-            protocol = self.transport.get_protocol()
-            assert isinstance(protocol, BoundedHttp)
+        protocol = self.transport.get_protocol()  # none: the client has gone
+        if not self.keep_alive and isinstance(protocol, BoundedHttp):
+            # uvicorn would close what is still being read
             self.keep_alive, self.on_response = True, protocol.hang_up
 
 

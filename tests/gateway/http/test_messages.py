@@ -258,6 +258,25 @@ async def test_what_comes_behind_the_last_request_is_read_and_not_answered(
     assert len(house.workers[0].submits) == 1
 
 
+@pytest.mark.parametrize("last", [OLD, ASKS + b"connection: close\r\n"])
+async def test_a_client_that_leaves_its_last_request_is_no_error(
+    open_house: Any, scripts: Any, last: bytes
+) -> None:
+    async with open_house(scripts.silent) as house:
+        host, port = house.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(plain(last))
+        await house.until(lambda: house.workers[0].submits)
+        writer.close()
+        await writer.wait_closed()
+        await house.until(lambda: not house.gateway.num_inflight)
+        await house.until(lambda: any(line["event"] == "request.finished" for line in house.logs))
+        codes = [line.get("code") for line in house.logs if line["event"] == "request.finished"]
+
+    assert codes == ["client_closed_request"]
+    assert not [line for line in house.logs if line["log_level"] == "error"]
+
+
 TARGETS = [
     (b"http://localhost/v1/models", b"other.example", 200),
     (b"HTTP://LOCALHOST:8000/v1/models?a=b", b"other.example", 200),
