@@ -91,6 +91,7 @@ class BoundedHttp(HttpToolsProtocol):
     _fault: HttpProblem | None = None  # of the head that came last
     _refusal: HttpProblem | None = None  # which ends the connection; what comes now is not parsed
     _hung_up = False  # the last answer is out; likewise
+    _begun: RequestResponseCycle | None = None  # the request that is answered
 
     server_state: Connections
 
@@ -106,7 +107,16 @@ class BoundedHttp(HttpToolsProtocol):
         """Wait no more: the client has gone, or was let go."""
         self._end_wait()
         self.forget()
+        self.pipeline.clear()
+        if self._begun is not None and not self._begun.response_complete:
+            # uvicorn tells the request that came last, which may wait behind it
+            self._begun.disconnected = True
+            self._begun.message_event.set()
         super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._begun = cycle
+        super()._start_asgi_task(cycle, app)
 
     def forget(self) -> None:
         """Count it no more: it is closed."""

@@ -258,14 +258,14 @@ async def test_what_comes_behind_the_last_request_is_read_and_not_answered(
     assert len(house.workers[0].submits) == 1
 
 
-@pytest.mark.parametrize("last", [OLD, ASKS + b"connection: close\r\n"])
-async def test_a_client_that_leaves_its_last_request_is_no_error(
-    open_house: Any, scripts: Any, last: bytes
-) -> None:
+@pytest.mark.parametrize(
+    "sent", [plain(OLD), plain(ASKS + b"connection: close\r\n"), plain(ASKS) * 3, plain(ASKS) + OK]
+)
+async def test_a_client_that_leaves_is_no_error(open_house: Any, scripts: Any, sent: bytes) -> None:
     async with open_house(scripts.silent) as house:
         host, port = house.url.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port))
-        writer.write(plain(last))
+        writer.write(sent)
         await house.until(lambda: house.workers[0].submits)
         writer.close()
         await writer.wait_closed()
