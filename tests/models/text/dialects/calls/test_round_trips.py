@@ -52,8 +52,8 @@ def written(name: str, arguments: dict[str, Any]) -> str:
         {"role": "assistant", "content": "", "tool_calls": [call]},
     ]
     used = template(name)
-    whole = used.render(used.call_form.of(messages), add_generation_prompt=False)
-    before = used.render(messages[:1], add_generation_prompt=False)
+    whole = used.write(messages, False, {})
+    before = used.write(messages[:1], False, {})
     turn = whole.removeprefix(before).removesuffix("\n").removesuffix("<|im_end|>")
     calls = dialect(TEMPLATES[name][0]).calls
     opening = (*calls.frames, *calls.openings)[0] if calls is not None else " to="
