@@ -4,7 +4,9 @@ They tell how a matrix was quantised, how activations are, which kernel computes
 files themselves say the latter. Any field that is neither here nor read is refused.
 """
 
+import re
 from collections.abc import Mapping
+from typing import Any
 
 MODULES_LEFT_OUT = ("modules_to_not_convert", "ignored_layers", "ignore")
 _EVERYWHERE = {*MODULES_LEFT_OUT, "dequantize", "provider"}
@@ -46,3 +48,24 @@ OF_SCHEME = frozenset({"targets", "input_activations", "output_activations"})
 """The same of one of compressed-tensors' ``config_groups``."""
 OF_WEIGHTS = frozenset({"observer", "observer_kwargs", "scale_dtype", "zp_dtype"})
 """The same of the ``weights`` in it."""
+_BLOCK = re.compile(r"([0-9]{1,9})x([0-9]{1,9})")
+
+
+def as_saved_now(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Spell the ``weights`` of a scheme as compressed-tensors saves them, which takes them in other ways too.
+
+    Words may be in capitals, a block may be a text, an order a boolean; the strategy follows from the size of groups.
+    """
+    told = dict(weights)
+    for name in ("type", "strategy", "actorder"):
+        if isinstance(told.get(name), str):
+            told[name] = told[name].lower()
+    if isinstance(told.get("actorder"), bool):
+        told["actorder"] = "group" if told["actorder"] else None
+    block = told.get("block_structure")
+    if isinstance(block, str) and (sizes := _BLOCK.fullmatch(block)):
+        told["block_structure"] = [int(size) for size in sizes.groups()]
+    if told.get("strategy") is None:
+        size = told.get("group_size")
+        told["strategy"] = "tensor" if size is None else "channel" if size == -1 else "group"
+    return told

@@ -11,6 +11,7 @@ from moesaic.models.configuration.quantization_fields import (
     OF_SCHEME,
     OF_WEIGHTS,
     WITHOUT_EFFECT,
+    as_saved_now,
 )
 
 Layout = Literal["fp8", "mxfp4", "awq", "gptq", "pack-quantized"]
@@ -174,7 +175,8 @@ def _read_scheme(fields: Fields, name: str, scheme: Any) -> WeightFormat:
     own = fields.under(name, scheme)
     place = own if own.has("format") else fields
     layout = place.choice("format", tuple(_SCHEMES))
-    weights = own.under("weights", own.group("weights")).filled(_DEFAULTS_OF_WEIGHTS, {})
+    told = as_saved_now(own.group("weights"))
+    weights = own.under("weights", told).filled(_DEFAULTS_OF_WEIGHTS, {})
     own.refuse_unread(OF_SCHEME, _UNKNOWN)
     if weights.has("dynamic") and weights.flag("dynamic"):
         raise weights.error("dynamic", "expected false: weights do not change from row to row")
@@ -214,7 +216,11 @@ def _read_float_scheme(weights: Fields) -> WeightFormat:
 
 # As compressed-tensors has them.
 _DEFAULTS_OF_WEIGHTS = {"num_bits": 8, "type": "int", "symmetric": True}
-_SCHEMES = {"pack-quantized": _read_packed_scheme, "float-quantized": _read_float_scheme}
+_SCHEMES = {
+    "pack-quantized": _read_packed_scheme,
+    "float-quantized": _read_float_scheme,
+    "naive-quantized": _read_float_scheme,  # the same files; of whole numbers it has others
+}
 _READERS = {
     "fp8": _read_fp8,
     "mxfp4": _read_mxfp4,

@@ -135,6 +135,16 @@ def _sparseml(told: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _in_other_words(told: Mapping[str, Any]) -> dict[str, Any]:
+    """What compressed-tensors takes and does not write itself, and the format that came before that of fp8."""
+    group = told["config_groups"]["group_0"]
+    weights = group["weights"] | {"type": group["weights"]["type"].upper(), "actorder": False}
+    if weights.pop("strategy") == "channel":  # what there is no word of follows from the groups
+        weights["group_size"] = -1
+    layout = told["format"].replace("float-", "naive-")
+    return dict(told) | {"format": layout, "config_groups": {"g": group | {"weights": weights}}}
+
+
 def _fp8_of_deepseek(told: Mapping[str, Any]) -> dict[str, Any]:
     return dict(told) | {"scale_fmt": "ue8m0"}
 
@@ -162,6 +172,7 @@ _FP8: dict[str, Spelling] = {
 _COMPRESSED: dict[str, Spelling] = {
     "llm-compressor": _llm_compressor,
     "compressed-tensors 0.4": _sparseml,
+    "other words": _in_other_words,
 }
 SPELLINGS: dict[str, dict[str, Spelling]] = {
     "gptq": _GPTQ,

@@ -136,3 +136,66 @@ def test_a_field_of_a_scheme_that_changes_what_the_bytes_mean_is_named(
 
     with pytest.raises(CheckpointError, match=rf"config_groups\.g\.weights\.{field}: "):
         read(told)
+
+
+@pytest.mark.parametrize(
+    ("layout", "weights", "same"),
+    [
+        (
+            "float-quantized, by channel",
+            {"strategy": "BLOCK", "block_structure": "64x128"},
+            {"strategy": "block", "block_structure": [64, 128]},
+        ),
+        (
+            "pack-quantized, 4 bits, groups of 32, symmetric",
+            {"actorder": True},
+            {"actorder": "group"},
+        ),
+        (
+            "pack-quantized, 4 bits, groups of 32, symmetric",
+            {"actorder": "Weight", "strategy": None},
+            {"actorder": None},
+        ),
+    ],
+)
+def test_a_scheme_in_other_words_is_the_same(
+    layout: str, weights: dict[str, Any], same: dict[str, Any]
+) -> None:
+    told = dict(form_of(layout).fields)
+    group = told["config_groups"]["group_0"]
+
+    found, expected = (
+        read(told | {"config_groups": {"g": group | {"weights": group["weights"] | each}}})
+        for each in (weights, same)
+    )
+
+    assert found == expected
+
+
+@pytest.mark.parametrize("block", ["64", "64x", "x", "axb", "0x128", "-1x128", "64x128x1", "٣x٣"])
+def test_a_block_that_is_none_is_named(block: str) -> None:
+    told = dict(form_of("float-quantized, by channel").fields)
+    group = told["config_groups"]["group_0"]
+    weights = group["weights"] | {"strategy": "block", "block_structure": block}
+
+    with pytest.raises(CheckpointError, match=r"weights\.block_structure: "):
+        read(told | {"config_groups": {"g": group | {"weights": weights}}})
+
+
+def test_an_order_that_compressed_tensors_left_unset_is_none(tmp_path: Path) -> None:
+    form = form_of("pack-quantized, 4 bits, groups of 32, symmetric")
+    chance = np.random.default_rng(3)
+    tensors, values = form.write(chance.normal(size=SHAPE), chance)
+    unset = torch.full(SHAPE[1:], -1, dtype=torch.int32)
+    held = {f"x.{name}": tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(held | {"x.weight_g_idx": unset}, tmp_path / "model.safetensors")
+    told = dict(form.fields)
+    group = told["config_groups"]["group_0"]
+    ordered = group | {"weights": group["weights"] | {"actorder": "group"}}
+    weight_format = read(told | {"config_groups": {"group_0": ordered}})
+
+    checkpoint = Checkpoint(tmp_path)
+    found = read_matrix(checkpoint, weight_format, "x.weight", SHAPE, torch.float32, CPU)
+
+    expected = torch.from_numpy(values).float()
+    torch.testing.assert_close(dequantised(found, torch.float32), expected, rtol=1e-6, atol=0)
