@@ -28,6 +28,7 @@ _GPTQ = _EVERYWHERE | {
     *("enable_quanted_input", "enable_norm_bias_tuning", "enable_alg_ext", "not_use_best_mse"),
     *("to_quant_block_names", "dynamic_max_gap", "sampler", "act_bits", "act_group_size"),
     *("act_sym", "act_dynamic", "act_data_type"),
+    *("static_kv_granularity", "static_attention_granularity"),
 }
 WITHOUT_EFFECT: Mapping[str, frozenset[str]] = {
     "gptq": frozenset(_GPTQ),

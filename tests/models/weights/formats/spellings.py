@@ -69,13 +69,15 @@ def _of_class(cls: Any, *left_out: str) -> Spelling:
 
 
 def _autoround(told: Mapping[str, Any]) -> dict[str, Any]:
-    """AutoRound 0.5, which can write files of GPTQ's first form."""
+    """AutoRound 0.5, which can write files of GPTQ's first form, with what later versions add."""
     own = {name: told[name] for name in ("bits", "group_size", "sym", "desc_act")}
     tuning = {"iters": 200, "lr": 0.005, "nsamples": 128, "seqlen": 2048, "batch_size": 8}
+    later = dict.fromkeys(("static_kv_granularity", "static_attention_granularity"), "tensor")
     gate = {"model.layers.0.mlp.gate": {"bits": 16, "data_type": "float", "group_size": 128}}
     return (
         own
         | tuning
+        | later
         | {
             "quant_method": "gptq",
             "data_type": "int",
