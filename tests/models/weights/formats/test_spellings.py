@@ -199,3 +199,20 @@ def test_an_order_that_compressed_tensors_left_unset_is_none(tmp_path: Path) -> 
 
     expected = torch.from_numpy(values).float()
     torch.testing.assert_close(dequantised(found, torch.float32), expected, rtol=1e-6, atol=0)
+
+
+def test_codes_of_zero_that_contradict_symmetric_are_named(tmp_path: Path) -> None:
+    form = form_of("pack-quantized, 4 bits, groups of 32, symmetric")
+    chance = np.random.default_rng(3)
+    tensors, _ = form.write(chance.normal(size=SHAPE), chance)
+    held = {f"x.{name}": tensor.contiguous() for name, tensor in tensors.items()}
+    form_told = read(dict(form.fields))
+
+    def read_with(code_of_zero: int) -> None:
+        zeros = torch.full((SHAPE[0], 6), code_of_zero, dtype=torch.int8)
+        save_file(held | {"x.weight_zero_point": zeros}, tmp_path / "model.safetensors")
+        read_matrix(Checkpoint(tmp_path), form_told, "x.weight", SHAPE, torch.float32, CPU)
+
+    read_with(0)
+    with pytest.raises(CheckpointError, match=r"weight_zero_point.*says symmetric"):
+        read_with(1)

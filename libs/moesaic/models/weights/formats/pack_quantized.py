@@ -6,6 +6,7 @@
 
 from moesaic.kernels.stored_weights import StoredWeight
 from moesaic.models.configuration.weight_format import WeightFormat
+from moesaic.models.weights.files import all_zeros
 from moesaic.models.weights.formats.codes import integer_weight, num_groups, unpacked
 from moesaic.models.weights.formats.groups import read_groups
 from moesaic.models.weights.formats.parts import MatrixParts
@@ -27,5 +28,7 @@ def read(
     if weight_format.zeros:
         words = parts.codes("weight_zero_point", "I32", -(-num_out * bits // 32), groups)
         zeros = unpacked(words.t(), bits)[:, :num_out].t()
+    elif (unused := parts.stored("weight_zero_point")) and not all_zeros(unused):
+        raise parts.error("weight_zero_point", "is not 0, but quantization_config says symmetric")
     group_of = read_groups(parts, "weight_g_idx", weight_format, num_in, groups)
     return integer_weight(codes, scales, zeros, weight_format, group_of)
