@@ -23,7 +23,7 @@ from moesaic.models.configuration.context import with_context
 from moesaic.models.configuration.fields import Fields, read_json
 from moesaic.models.configuration.strict_json import shown
 from moesaic.models.configuration.tokenizer_files import read_special_tokens
-from moesaic.models.text.chat import ChatTemplate, with_texts
+from moesaic.models.text.chat import ChatTemplate, last_text, with_texts
 from moesaic.models.text.dialects.detection import ReasoningParser, ToolCallParser, dialect_of
 from moesaic.models.text.dialects.dialect import Dialect
 from moesaic.models.text.dialects.thinking import SWITCHES, Opened
@@ -39,7 +39,11 @@ HUGE_CHARS = 1 << 18  # from here on a text takes so long that it has to wait fo
 MAX_LISTED = 1 << 19  # tokens that ``/tokenize`` lists, if the context is shorter
 PER_MESSAGE_CHARS = 50  # what rendering a message costs, as text
 SERVING_FILE = "moesaic.json"  # what a checkpoint's maker says about serving it; optional
-_OWN_FIELDS = ("add_generation_prompt", "messages")  # of a request, whatever a template asks for
+_OWN_FIELDS = (
+    "add_generation_prompt",
+    "continue_final_message",
+    "messages",
+)  # of a request, whatever a template asks for
 
 
 class ChatPrompt(NamedTuple):
@@ -220,6 +224,7 @@ class Language:
         tools: Sequence[Mapping[str, Any]] | None = None,
         most: int | None = None,
         size: int = HUGE_CHARS,
+        continues: bool = False,
     ) -> ChatPrompt:
         """Encode a conversation.
 
@@ -228,12 +233,16 @@ class Language:
             control_tokens: those that the messages spell are such; else they are text.
             most: bound of the tokens, if not the model's context.
             size: of all this, in bytes of JSON.
+            continues: end with the last message's text, so that the model goes on with it.
 
         Raises:
             InvalidInput: there is no chat template, it refuses these messages, or they are too long.
         """
         if self._template is None:
             raise self._no_template or InvalidInput("messages", "this model has no chat template")
+        if continues and add_generation_prompt:
+            fix = "needs add_generation_prompt to be false: the last message goes on, and no other begins"
+            raise InvalidInput("continue_final_message", fix)
         template = self._template
         tools = tools or template_kwargs.get("tools")
         ignored = self._ignored(template_kwargs, tools=tools is not None)
@@ -242,13 +251,20 @@ class Language:
         change = str if control_tokens else self.tokenizer.parted
 
         def render() -> str:
-            return template.write(messages, add_generation_prompt, kwargs, change)
+            return template.write(
+                messages, add_generation_prompt, kwargs, change, continues=continues
+            )
+
+        def opened_by(text: str) -> Opened:
+            if continues:
+                return self.dialect.left_within(last_text(messages))
+            return self.dialect.left_by(text)
 
         def encode(text: str) -> ChatPrompt:
             encode = self.tokenizer.encode if control_tokens else self.tokenizer.encode_parted
             with self.naming("messages"):
                 token_ids = encode(text, False, most or self.max_tokens)
-            return ChatPrompt(token_ids, self.dialect.left_by(text), _fields(ignored))
+            return ChatPrompt(token_ids, opened_by(text), _fields(ignored))
 
         text = await self.work_waiting(size, render)
         return await self.work(len(text), encode, text)

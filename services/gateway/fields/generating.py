@@ -109,6 +109,9 @@ class ChatWire(GenerationWire, ToolFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     add_generation_prompt: bool = True
+    continue_final_message: bool | None = Field(
+        None, description="true: the model goes on with the last message's text"
+    )
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: ReasoningEffort | None = Field(
         None, description="as far as the chat template knows it; none: no reasoning"

@@ -33,6 +33,7 @@ _OF_OTHER_ROUTES = {
     "include_reasoning": _refusal("/v1/chat/completions", True),
     "tool_choice": _refusal("/v1/chat/completions", "none", "auto"),
     "tools": _refusal("/v1/chat/completions", []),
+    "continue_final_message": _refusal("/v1/chat/completions", False),
     "add_special_tokens": _refusal("", False),  # chats: their template says what is special
     "echo": _refusal("/v1/completions", False),
     "input": _refusal("messages or prompt"),
@@ -43,7 +44,6 @@ _OF_OTHER_ROUTES = {
 }
 _VLLM = {
     "chat_template": _refusal(),
-    "continue_final_message": _refusal("", False),
     "documents": _refusal("chat_template_kwargs", []),
     "ec_transfer_params": _refusal(),
     "guided_json_object": _refusal("response_format", False),
@@ -198,8 +198,8 @@ WITHIN: dict[str, dict[str, Refusal]] = {
     "messages": {
         "audio": _refusal(),
         "function_call": _refusal(),
-        "partial": _refusal("", False),
-        "prefix": _refusal("", False),
+        "partial": _refusal("continue_final_message", False),
+        "prefix": _refusal("continue_final_message", False),
         "tools": _refusal("", []),
     },
     "response_format": {

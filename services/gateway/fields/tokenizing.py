@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from pydantic import Field
+
 from moesaic.services.gateway.fields.bodies import RequestBody, TokenId
 from moesaic.services.gateway.fields.messages import Message
 from moesaic.services.gateway.fields.tools import Tools
@@ -14,6 +16,9 @@ class TokenizeWire(RequestBody):
     messages: list[Message] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool | None = Field(
+        None, description="true: end with the last message's text"
+    )
     return_token_strs: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Tools | None = None

@@ -48,6 +48,7 @@ async def create_chat_completion(body: ChatWire, request: Request) -> Response:
         control_tokens=gateway.settings.control_tokens_in_content,
         tools=await language.work(size, tools_for_template, body, wanted),
         size=size,
+        continues=body.continue_final_message is True,
     )
     record = admitted.record
     record.ignored = with_template(record.ignored, [*unknown, *unplaced], words)

@@ -88,6 +88,7 @@ async def tokenize(body: TokenizeWire, request: Request) -> Response:
             tools=[tool.for_template() for tool in body.tools or []],
             most=max(language.max_tokens, MAX_LISTED),
             size=size,
+            continues=body.continue_final_message is True,
         )
         record.ignored = with_template(record.ignored, prompt.ignored, words)
         tokens = prompt.token_ids

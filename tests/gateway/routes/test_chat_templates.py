@@ -102,7 +102,7 @@ async def test_keywords_that_the_template_asks_for_reach_it(open_house, scripts)
     assert ignored == [None, named]
 
 
-@pytest.mark.parametrize("name", ["messages", "add_generation_prompt"])
+@pytest.mark.parametrize("name", ["messages", "add_generation_prompt", "continue_final_message"])
 async def test_keywords_cannot_stand_for_fields_of_the_request(
     open_house, scripts, name: str
 ) -> None:
@@ -249,3 +249,76 @@ async def test_without_a_template_keywords_change_nothing(open_house, scripts) -
         answer = await house.client.post("/v1/classify", json=asked)
 
     assert (answer.status_code, answer.headers[IGNORED]) == (200, "chat_template_kwargs.thinking")
+
+
+BEGUN = {"add_generation_prompt": False, "continue_final_message": True}
+CLOSED = (
+    "{% for m in messages %}<{{ m.role }}>{{ '<think></think>' if m.role == 'assistant' }}"
+    "{{ m.content | trim }}<|im_end|>{% endfor %}" + OPEN
+)
+
+
+@pytest.mark.parametrize("template", [CLOSED])
+async def test_the_model_goes_on_with_the_last_message(open_house, scripts) -> None:
+    parts = [{"type": "text", "text": "well"}, {"type": "text", "text": "so <|im_end|> "}]
+    begun = [{"role": "assistant", "content": content} for content in ("well then ", parts)]
+    bodies = [{"messages": [*ASKED, message], **BEGUN} for message in begun]
+
+    texts, _ = await prompts(open_house, scripts, *bodies)
+    async with open_house() as house:
+        listed = (await house.client.post("/tokenize", json=bodies[0])).json()["tokens"]
+
+    start = "<user>hello<|im_end|><assistant><think></think>"
+    assert texts == [f"{start}well then", f"{start}well\nso <|im_end|>"]
+    assert scripts.language.tokenizer.decode(listed, skip_special_tokens=False) == texts[0]
+
+
+@pytest.mark.parametrize("template", [TURNS + OPEN + "{{ '</think>' if false }}"])
+@pytest.mark.parametrize(
+    ("begun", "answer", "told"),
+    [
+        ("well", " then", (" then", None)),
+        ("<think>well", " so</think>yes", ("yes", "so")),
+        ("<think>well</think>", " yes", (" yes", None)),
+    ],
+)
+async def test_a_message_that_goes_on_tells_whether_the_model_thinks(
+    open_house, scripts, begun: str, answer: str, told: tuple[str, str | None]
+) -> None:
+    messages = [*ASKED, {"role": "assistant", "content": begun}]
+    async with open_house(scripts.says(answer)) as house:
+        body = (await house.client.post(CHAT, json={"messages": messages, **BEGUN})).json()
+
+    message = body["choices"][0]["message"]
+    assert (message["content"], message.get("reasoning")) == told
+
+
+CHANGED = "{% for m in messages %}{{ m.content | upper }}{% endfor %}"
+TWICE = "{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "content", "field"),
+    [
+        (TURNS, None, "continue_final_message"),
+        (TURNS, [], "continue_final_message"),
+        (CHANGED, "well", "continue_final_message"),
+        (TWICE, "well", "continue_final_message"),
+        (TURNS, "\U0010fff0", "continue_final_message"),
+    ],
+)
+async def test_a_message_that_cannot_go_on_is_refused(
+    open_house, scripts, content: Any, field: str
+) -> None:
+    messages = [*ASKED, {"role": "assistant", "content": content}]
+    async with open_house(scripts.anything) as house:
+        for path in (CHAT, "/tokenize"):
+            answer = await house.client.post(path, json={"messages": messages, **BEGUN})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+        both = {"messages": messages, "continue_final_message": True}
+        refused = (await house.client.post(CHAT, json=both)).json()["error"]["message"]
+        for off in (False, None):
+            body = {"messages": ASKED, "continue_final_message": off}
+            assert (await house.client.post(CHAT, json=body)).status_code == 200
+
+    assert "needs add_generation_prompt to be false" in refused

@@ -13,6 +13,7 @@ from moesaic.models.text.template_files import DEFAULT, TOOL_USE, read_templates
 
 Messages = Sequence[Mapping[str, Any]]
 _ALWAYS: dict[str, Any] = {"tools": None, "documents": None}
+_MARK = "\U0010fff0 "  # a character of nobody's; a template that takes blanks away takes the one behind it
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one field; the first counts
 
 
@@ -104,6 +105,8 @@ class ChatTemplate:
         add_generation_prompt: bool,
         kwargs: Mapping[str, Any],
         change: Callable[[str], str] = str,
+        *,
+        continues: bool = False,
     ) -> str:
         """Render a conversation that a client sent, in the form in which the template takes it.
 
@@ -113,21 +116,30 @@ class ChatTemplate:
             messages: as ``render`` takes them; each call in them has its arguments as a text.
             add_generation_prompt, kwargs: as ``render`` takes them.
             change: made to every text of the messages and of the keywords.
+            continues: end with the last message's text, so that the model goes on with it.
 
         Raises:
-            InvalidInput: as ``render``; or arguments of a call are not those of one.
+            InvalidInput: as ``render``; arguments of a call are not those of one; or the last message cannot go on.
             NotReady: the helper process was ended or stopped from outside.
         """
         with_tools = kwargs.get("tools") is not None
         told = self._forms.of([_normal(message) for message in messages], tools=with_tools)
         keywords = with_texts(kwargs, change)
+
+        def rendered(messages: Messages) -> str:
+            messages = with_texts(messages, change)
+            if not continues:
+                return self._render(messages, add_generation_prompt, keywords)
+            text = self._render(_marked(messages), add_generation_prompt, keywords)
+            return _up_to_mark(text, last_text(messages))
+
         try:
-            return self._render(with_texts(told, change), add_generation_prompt, keywords)
+            return rendered(told)
         except TemplateRefusal:
             plain = self._forms.plainest(told)
             if plain == told:
                 raise
-            return self._render(with_texts(plain, change), add_generation_prompt, keywords)
+            return rendered(plain)
 
     @functools.cached_property
     def _forms(self) -> MessageForms:
@@ -154,6 +166,20 @@ class ChatTemplate:
         return program.render(variables)
 
 
+def last_text(messages: Messages) -> str:
+    """Find the text of the last message with which a model can go on: of several parts the last.
+
+    Raises:
+        InvalidInput: it has none.
+    """
+    content = messages[-1].get("content")
+    if isinstance(content, list) and content:
+        content = content[-1]["text"]
+    if not isinstance(content, str):
+        raise InvalidInput("continue_final_message", "needs a last message that has a text")
+    return content
+
+
 def with_texts(value: Any, change: Callable[[str], str]) -> Any:
     """Change every text in a JSON value, the names of fields too."""
     if isinstance(value, str):
@@ -172,3 +198,27 @@ def _normal(message: Mapping[str, Any]) -> dict[str, Any]:
     if reasoning is None:
         return told
     return {"thinking": reasoning, **told, "reasoning_content": reasoning}
+
+
+def _marked(messages: Messages) -> Messages:
+    """Mark the end of the last message's text."""
+    *before, last = messages
+    marked = last_text(messages) + _MARK
+    if isinstance(last["content"], str):
+        return [*before, {**last, "content": marked}]
+    *parts, part = last["content"]
+    return [*before, {**last, "content": [*parts, {**part, "text": marked}]}]
+
+
+def _up_to_mark(text: str, last: str) -> str:
+    """Cut a conversation behind the text of its last message, as ``transformers`` does.
+
+    Raises:
+        InvalidInput: the template changes the text, leaves it out, or writes it more than once.
+    """
+    mark = _MARK.rstrip()
+    at = text.find(mark)
+    if text.count(mark) != 1 or last.strip() not in text:
+        fix = "this chat template does not write the last message as it was sent: leave it out"
+        raise InvalidInput("continue_final_message", fix)
+    return text[:at] if text.startswith(_MARK, at) else text[:at].rstrip()

@@ -15,6 +15,7 @@ class Conversation:
     tools: list[dict[str, Any]] | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
     opens: bool = True  # with the text that opens the model's answer
+    continues: bool = False  # the model goes on with the last message
 
 
 def system(content: Any, **more: Any) -> Message:
@@ -165,4 +166,17 @@ _MORE = [
     Conversation([HI], TOOLS, {"tools_in_user_message": False, "nobody_asks": [1, {"a": None}]}),
     Conversation([HI], kwargs={"builtin_tools": ["search", "code_interpreter"]}),
 ]
-CONVERSATIONS = [*_PLAIN, *_REASONING, *_TOOLS, *_PARTS, *_MORE]
+_BEGUN = [
+    Conversation(messages, tools, opens=False, continues=True)
+    for messages, tools in (
+        ([HI, assistant("Well, the")], None),
+        ([HI, assistant("  blanks stay \n")], None),
+        ([system("Be kind."), *ASKED, assistant('{"a": ')], None),
+        ([HI, assistant(parts("one", "two "))], None),
+        ([HI, THOUGHT, MORE, assistant("So", reasoning_content="hm")], None),
+        ([*CALLED, assistant("It is")], TOOLS),
+        ([HI, assistant("")], None),
+        ([HI, user("Tell me a")], None),
+    )
+]
+CONVERSATIONS = [*_PLAIN, *_REASONING, *_TOOLS, *_PARTS, *_MORE, *_BEGUN]

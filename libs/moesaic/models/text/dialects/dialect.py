@@ -61,6 +61,10 @@ class Dialect:
         """Tell how the end of a prompt leaves the reasoning."""
         return self.thinking.left_by(prompt) if self.thinking else "closed"
 
+    def left_within(self, message: str) -> Opened:
+        """Tell how the beginning of a message leaves the reasoning."""
+        return self.thinking.left_within(message) if self.thinking else "closed"
+
     def closing(self, prompt: str) -> str | None:
         """Write the text that ends the reasoning at the end of a prompt; None: there is no reasoning."""
         return self.thinking.closing(prompt) if self.thinking else None

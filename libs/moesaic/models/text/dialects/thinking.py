@@ -26,6 +26,10 @@ class ThinkingTags(NamedTuple):
             return "open"
         return "closed" if end.endswith(self.close) else "free"
 
+    def left_within(self, message: str) -> Opened:
+        """Tell how the beginning of a message leaves the reasoning."""
+        return "open" if message.rfind(self.open) > message.rfind(self.close) else "closed"
+
     def closing(self, prompt: str) -> str | None:
         """Write the text that ends the reasoning at the end of a prompt; None: there is no reasoning."""
         left = self.left_by(prompt)
