@@ -75,7 +75,11 @@ class Message(BodyPart):
         if self.content is None or isinstance(self.content, str):
             return self.content or ""
         for part in self.content:
-            if part.type not in _TEXT_PARTS or part.text is None:
+            if part.type in _TEXT_PARTS and part.text is None:
+                raise InvalidInput(
+                    f"{field}.content", f"a part of type {part.type!r} needs its text"
+                )
+            if part.type not in _TEXT_PARTS:
                 what = f"content of type {part.type[:40]!r} is not supported, only text"
                 raise InvalidInput(f"{field}.content", what, code="unsupported_parameter")
         return [{"type": "text", "text": part.text or ""} for part in self.content]

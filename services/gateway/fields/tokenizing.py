@@ -1,6 +1,6 @@
 """Bodies of ``/tokenize`` and ``/detokenize``."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -13,7 +13,7 @@ class TokenizeWire(RequestBody):
     """Body of ``/tokenize``: a prompt or messages."""
 
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool | None = Field(

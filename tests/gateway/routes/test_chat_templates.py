@@ -322,3 +322,34 @@ async def test_a_message_that_cannot_go_on_is_refused(
             assert (await house.client.post(CHAT, json=body)).status_code == 200
 
     assert "needs add_generation_prompt to be false" in refused
+
+
+@pytest.mark.parametrize(
+    ("messages", "field", "fix"),
+    [
+        ([], "messages", "1"),
+        (
+            [{"role": "user", "content": [{"type": "text"}]}],
+            "messages[0].content",
+            "needs its text",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "image_url"}]}],
+            "messages[0].content",
+            "only text",
+        ),
+    ],
+)
+async def test_messages_without_text_are_refused_by_name(
+    open_house, scripts, messages: Any, field: str, fix: str
+) -> None:
+    async with open_house(scripts.anything) as house:
+        answers = [
+            await house.client.post(path, json={"messages": messages})
+            for path in (CHAT, "/tokenize")
+        ]
+
+    for answer in answers:
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, field)
+        assert fix in error["message"]
