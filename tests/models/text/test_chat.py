@@ -11,6 +11,7 @@ import transformers
 
 from moesaic.errors import CheckpointError, InvalidInput, NotReady
 from moesaic.models.text.chat import ChatTemplate
+from moesaic.models.text.program import Program
 from tests.processes import children
 
 CHATML = """{%- for message in messages %}
@@ -285,3 +286,24 @@ def test_a_helper_that_is_stopped_refuses_no_messages(tmp_path: Path) -> None:
 
     assert (failure.value.http_status, failure.value.retryable) == (503, True)
     assert template.render(MESSAGES)
+
+
+def test_a_template_that_takes_too_much_is_tried_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = load(tmp_path, "{{ messages[0].role | center(10 ** 10) }}")
+    asked: list[Any] = []
+    ask = Program.render
+
+    def counted(program: Program, told: Any) -> str:
+        asked.append(told)
+        return ask(program, told)
+
+    monkeypatch.setattr(Program, "render", counted)
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    turns = [MESSAGES[1], {"role": "assistant", "tool_calls": [call]}]
+
+    with pytest.raises(InvalidInput, match=r"messages: .*it makes texts of more than"):
+        template.write(turns, True, {})
+
+    assert len(asked) == 1

@@ -5,8 +5,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from moesaic.errors import InvalidInput
 from moesaic.json_texts import JsonRoom, decode_beginning, decode_text
+from moesaic.models.text.program import TemplateRefusal
 
 UNREAD = "arguments"  # name for arguments that are no object of JSON, as a template wants one
 NO_ARGUMENTS = ("", "null", '""')
@@ -68,7 +68,7 @@ class CallMessages(NamedTuple):
             return all(CallMessages(self.objects, empty).fits(render) for empty in sent)
         try:
             text = render(self.of(PROBE), add_generation_prompt=False, tools=[TOOL])
-        except InvalidInput:
+        except TemplateRefusal:
             return False
         wrong = (f"{{'{_KEY}'", f'\\"{_KEY}')  # an object as Python writes it, a text within a text
         return _NAME in text and _VALUE in text and not any(part in text for part in wrong)

@@ -12,8 +12,8 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from moesaic.errors import InvalidInput
 from moesaic.models.text.call_messages import CALL_FORMS, PROBE, TOOL, CallMessages
+from moesaic.models.text.program import TemplateRefusal
 
 Message = Mapping[str, Any]
 _Form = Literal["text", "parts"]
@@ -39,7 +39,7 @@ class MessageForms:
         """Give messages the form that the template takes; each call in them has its arguments as a text.
 
         Raises:
-            InvalidInput: arguments of a call are not those of one.
+            InvalidInput: arguments of a call are not those of one, or to try the template takes too much.
         """
         told = [self._with_content(message, tools) for message in messages]
         return self.call_form.of(told) if any(m.get("tool_calls") for m in told) else told
@@ -84,7 +84,7 @@ class MessageForms:
         kwargs = {"tools": [TOOL]} if tools else {}
         try:
             return self._render(turns, **kwargs)
-        except InvalidInput:
+        except TemplateRefusal:
             return None
 
 
