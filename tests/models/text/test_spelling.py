@@ -120,3 +120,30 @@ def test_a_blank_of_the_first_token_goes_with_it_and_others_stay(tmp_path: Path)
     spelled = [spelling.of(i, place.first).decode() for i, place in zip(ids, places, strict=True)]
     assert spelled == ["The", " cats", " sat", "."]
     assert [place.offset for place in places] == [0, 3, 8, 12]
+
+
+@pytest.mark.parametrize("kind", ["qwen", "mixtral", "metaspace-first", "unigram-bytes"])
+def test_tokens_after_bytes_that_are_no_characters_have_their_places(
+    tmp_path: Path, kind: str
+) -> None:
+    tokenizer = Tokenizer.load(write(tmp_path, kind, {}))
+    spelling = Spelling(tokenizer)
+    words = tokenizer.encode("the cats sat", add_special_tokens=False)
+    draws = random.Random(44)
+    lone = [i for i in range(tokenizer.vocab_size) if REPLACEMENT in tokenizer.decode([i])]
+    answers = [
+        [word for after in words for word in (*draws.choices(lone, k=draws.randrange(5)), after)]
+        for _ in range(40)
+    ]
+    for ids in answers:
+        told = tokenizer.decode(ids)
+        answer = SpelledText(spelling, StreamDecoder(tokenizer))
+        # A prompt that is given as tokens may begin within a character.
+        prompt = SpelledPrompt(spelling, ids, told)
+
+        for text in (answer, prompt):
+            places = [(token_id, text.place(token_id)) for token_id in ids]
+            for token_id, place in places:
+                if token_id in words:
+                    own = spelling.of(token_id, place.first).decode()
+                    assert told[place.offset :].startswith(own)

@@ -75,15 +75,19 @@ class SpelledText:
         first = self._first
         spelled = self._spelling.of(token_id, first)
         skipped = self._decoder.skips(token_id)
-        offset = self._offset + _num_characters(self._held)
-        # Where what is held ends within a character, the next bytes belong to that one.
-        inside = not skipped and self._held and _continues(spelled[:1])
+        # Bytes that are no characters show as replacements. A byte that goes on a character belongs to that one.
+        seen = self._held + (spelled[:1] or b" ")
+        offset = self._offset + len(seen.decode(errors="replace")) - 1
         if text := self._decoder.feed([token_id]):
             self._offset, self._held = self._offset + len(text), b""
+            own = spelled.decode(errors="replace")
+            if own and text.endswith(own):
+                # Decoders differ in how many replacements they write.
+                offset = self._offset - len(own)
         elif not skipped:
             self._held += spelled
         self._first = first and skipped
-        return TokenPlace(offset - 1 if inside else offset, first)
+        return TokenPlace(offset, first)
 
 
 class SpelledPrompt:
@@ -108,6 +112,11 @@ class SpelledPrompt:
                 places = [
                     TokenPlace(*each) for each in zip(accumulate(offsets, max), firsts, strict=True)
                 ]
+            else:
+                # The text is that of the tokens, with replacements where bytes are no characters.
+                decoder = StreamDecoder(tokenizer, skip_special_tokens=False)
+                answer = SpelledText(spelling, decoder)
+                places = [answer.place(token_id) for token_id in token_ids]
         self._places = iter(places)
 
     def place(self, token_id: int) -> TokenPlace:
