@@ -297,6 +297,20 @@ SPELLINGS: dict[str, Files] = {
     "extra and additional": {
         CONFIG: {"extra_special_tokens": ["<tool>"], "additional_special_tokens": ["</tool>"]}
     },
+    "extra by name and additional": {
+        CONFIG: {
+            "extra_special_tokens": {"x_token": "<tool>"},
+            "additional_special_tokens": ["</tool>"],
+        }
+    },
+    "one text, two flags": {
+        CONFIG: {
+            "eos_token": "<tool>",
+            "cls_token": typed("<tool>", lstrip=True),
+            "pad_token": typed("cats", single_word=True),
+            "sep_token": "cats",
+        }
+    },
     "extra in both": {
         CONFIG: {"extra_special_tokens": ["<tool>"]},
         MAP: {"extra_special_tokens": ["</tool>", "<tool>"]},

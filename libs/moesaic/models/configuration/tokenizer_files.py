@@ -66,10 +66,7 @@ class TokenizerFiles:
         every = [by_id[token_id] for token_id in sorted(by_id)]
         known = {token.content for token in (*_of_base(base).values(), *every)}
         special_ones = (*told.named.values(), *told.more)
-        for token in special_ones:
-            if token.content not in known:
-                known.add(token.content)
-                every.append(token)
+        every += [token for token in special_ones if token.content not in known]
         if told.kind is not None and told.kind.renews_special:
             every += [AddedText(token.content, {"special": True}) for token in special_ones]
         model = base.get("model")
@@ -270,10 +267,8 @@ def _named(values: Mapping[str, Any]) -> dict[str, AddedText]:
 
 def _more(values: Mapping[str, Any]) -> list[AddedText]:
     """Read the special tokens that have no name."""
-    name = _MORE if _MORE in values else _MORE_OF_OLD
+    name = _MORE_OF_OLD if isinstance(values.get(_MORE, {}), dict) else _MORE
     more = values.get(name) or []
-    if isinstance(more, dict):
-        return []
     if not isinstance(more, list):
         raise CheckpointError(CONFIG, f"{name}: expected a list of tokens, got {shown(more)}")
     return [_token(CONFIG, f"{name}[{number}]", value) for number, value in enumerate(more)]

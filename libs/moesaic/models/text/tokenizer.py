@@ -102,13 +102,13 @@ class Tokenizer:
             raise CheckpointError.unreadable(path.name, error) from error
         # strictly: the library takes the last of two tokens of one text
         base = parse_object(raw, path.name)
+        files = TokenizerFiles.read(directory, base)
+        if files.base is not base:
+            raw = json.dumps(files.base).encode()
         try:
             tokenizer = tokenizers.Tokenizer.from_buffer(raw)
         except Exception as error:  # the library raises plain Exception
             raise CheckpointError(path.name, f"is not a valid tokenizer: {error}") from error
-        files = TokenizerFiles.read(directory, base)
-        if files.base is not base:
-            tokenizer = tokenizers.Tokenizer.from_str(json.dumps(files.base))
         tokenizer.no_padding()  # files may keep what training used
         tokenizer.no_truncation()
         tokenizer.encode_special_tokens = files.split_special_tokens
