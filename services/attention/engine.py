@@ -119,7 +119,7 @@ def record_of(worker: WorkerParts, mode: Mode, engine: RunningEngine) -> dict[st
         "model_digest": worker.config.digest,
         "dtype": worker.settings.dtype,
         "quantization": worker.settings.quantization,
-        "config_digest": worker.config.config_digest,
+        "config_digest": worker.config.answering_digest,
         "dispatch": worker.settings.dispatch,
         "max_request_tokens": engine.engine.max_request_tokens,
         "max_num_seqs": worker.settings.max_num_seqs,

@@ -73,7 +73,7 @@ async def serve_http(
     fleet = await process.enter(watch_fleet(process.bus))
     placement = await process.enter(watch_placement(process.bus))
     lease = await process.registered(
-        "starting", config_digest=gateway.language.config.config_digest
+        "starting", config_digest=gateway.language.config.answering_digest
     )
     async with asyncio.TaskGroup() as tasks:
         observing = partial(observe, gateway, process.admin, fleet, placement, lease)

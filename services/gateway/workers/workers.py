@@ -38,7 +38,7 @@ class Workers:
         self._idle_s = settings.stream_idle_s
         self.routing = Routing(config, settings, self._place)
         self.model_digest = ""  # what is served; empty until a worker has told it
-        self._config_digest = config.config_digest
+        self._config_digest = config.answering_digest
         self._refused: set[Key] = set()
         self._workers: dict[Key, WorkerStream] = {}
 

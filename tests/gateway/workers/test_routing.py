@@ -309,7 +309,7 @@ def test_the_model_s_costs_are_those_of_its_active_parameters(model_directory: A
 
 async def test_only_workers_with_the_served_weights_get_requests(open_house, scripts) -> None:
     async with open_house(scripts.says("yes"), scripts.says("no")) as house:
-        own = {"config_digest": house.gateway.language.config.config_digest}
+        own = {"config_digest": house.gateway.language.config.answering_digest}
         records = dict(house.fleet.workers)
 
         def put(name: str, **changes: Any) -> None:

@@ -125,3 +125,23 @@ def test_what_is_no_token_id_is_refused_by_its_name(tmp_path: Path, file: str, v
 
     with pytest.raises(CheckpointError, match=rf"{file}: eos_token_id: expected an integer"):
         ends_of(tmp_path, config(eos_token_id=said), files)
+
+
+def test_a_gateway_and_its_workers_tell_other_end_tokens_apart(tmp_path: Path) -> None:
+    named: list[tuple[int, str | None]] = [(S, None), (S, "</s>"), (S, "<|end|>"), (S, "<|user|>")]
+    model, alike, *others = [
+        load_config(
+            write(
+                tmp_path / str(number),
+                "mixtral",
+                {CONFIG: {"eos_token": text}},
+                config(eos_token_id=said),
+            )
+        )
+        for number, (said, text) in enumerate(named)
+    ]
+
+    assert len({each.config_digest for each in (model, alike, *others)}) == 1
+    # The digest stays that of the files where these name all.
+    assert model.answering_digest == alike.answering_digest == model.config_digest
+    assert len({each.answering_digest for each in (model, *others)}) == 3

@@ -177,6 +177,9 @@ class ModelConfig:
     dtype: Dtype  # what the checkpoint was made in
     config_digest: str  # hex sha256 of config.json and generation_config.json
     weight_format: WeightFormat | None = None  # of matrices that are stored quantised
+    tokenizer_end_ids: tuple[
+        int, ...
+    ] = ()  # those of ``eos_token_ids`` that only the tokenizer names
     weights_digest: str = ""  # of every byte of the weights; empty where nobody has read them
     embedding_multiplier: float = 1.0  # of what the embedding gives
     logits_scaling: float = 1.0  # logits are divided by it
@@ -185,6 +188,13 @@ class ModelConfig:
     def digest(self) -> str:
         """Hex sha256 that tells this configuration with these weights from any other."""
         return sha256(f"{self.config_digest} {self.weights_digest}".encode()).hexdigest()
+
+    @cached_property
+    def answering_digest(self) -> str:
+        """Hex sha256 of what a gateway and its attention workers agree on: the configuration and all end tokens."""
+        if not self.tokenizer_end_ids:
+            return self.config_digest
+        return sha256(f"{self.config_digest} {self.tokenizer_end_ids}".encode()).hexdigest()
 
     @property
     def kv_width(self) -> int:

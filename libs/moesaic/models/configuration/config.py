@@ -20,6 +20,7 @@ from moesaic.models.configuration.end_tokens import read_end_tokens
 from moesaic.models.configuration.families import FAMILIES
 from moesaic.models.configuration.fields import Fields, read_json
 from moesaic.models.configuration.rope_fields import read_rope
+from moesaic.models.configuration.tokenizer_files import CONFIG as TOKENIZER
 from moesaic.models.configuration.weight_format import WeightFormat, read_weight_format
 
 __all__ = [
@@ -76,6 +77,7 @@ def read_config(
     weight_format = read_weight_format(fields)
     rope = read_rope(fields, latent=isinstance(attention, LatentAttention))
     vocab_size = fields.size("vocab_size")
+    ends = read_end_tokens(fields, generation, directory, vocab_size)
     # What is added to the residual stream counts as often if the stream is divided instead, from the
     # embedding on; its norms then need a smaller epsilon.
     added = parts.residual_multiplier
@@ -92,7 +94,8 @@ def read_config(
         moe=parts.moe,
         moe_layers=parts.moe_layers,
         dense_size=parts.dense_size,
-        eos_token_ids=read_end_tokens(fields, generation, directory, vocab_size),
+        eos_token_ids=tuple(ends),
+        tokenizer_end_ids=tuple(end for end, file in ends.items() if file == TOKENIZER),
         dtype=_read_dtype(fields, weight_format),
         config_digest=config_digest,
         weight_format=weight_format,

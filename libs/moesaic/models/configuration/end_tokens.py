@@ -1,6 +1,6 @@
 """The tokens that end an answer, as the files of a model name them. Needs no torch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import structlog
@@ -19,25 +19,28 @@ _FIELD = "eos_token_id"
 
 def read_end_tokens(
     config: Fields, generation: Fields, directory: Path | None, vocab_size: int
-) -> tuple[int, ...]:
+) -> Mapping[int, str]:
     """Unite the end tokens of ``config.json``, of ``generation_config.json`` and of the tokenizer.
 
     A token beyond the vocabulary cannot come, so it is left out with a warning. The default of a family counts only if
     no file names a token.
 
+    Returns:
+        The first file that names it, by each token.
+
     Raises:
         CheckpointError: a file is not valid.
     """
-    found: dict[int, None] = {}
+    found: dict[int, str] = {}
     for file, token_id in _named(config, generation, directory):
         if token_id < vocab_size:
-            found[token_id] = None
+            found.setdefault(token_id, file)
         else:
             log.warning(
                 "end_token.beyond_vocabulary", file=file, token_id=token_id, vocab_size=vocab_size
             )
     default = () if found else config.sizes(_FIELD)
-    return tuple(found) or tuple(token_id for token_id in default if token_id < vocab_size)
+    return found or {token_id: "config.json" for token_id in default if token_id < vocab_size}
 
 
 def _named(config: Fields, generation: Fields, directory: Path | None) -> Iterator[tuple[str, int]]:
