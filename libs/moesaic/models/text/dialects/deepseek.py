@@ -33,12 +33,12 @@ class DeepSeekV31(CallForm):
         if name == "function":  # V3 says what it calls
             name, end = yield from reader.collect(("\n", _END))
             name = name.strip()
-            if end == "\n":
-                yield from reader.skip_blanks()
-                if (yield from reader.take(_FENCE)):
-                    yield from reader.take("json")
         if not end or not name:
             return False
+        if end != _END:
+            yield from reader.skip_blanks()
+            if (yield from reader.take(_FENCE)):
+                yield from reader.take("json")
         if end == _END or (yield from reader.take(_END)):
             begin_without_arguments(reader, name)
             return True

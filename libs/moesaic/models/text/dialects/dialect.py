@@ -178,7 +178,7 @@ class Harmony(Dialect):
 
     def reader(self, wanted: Wanted, opened: Opened) -> Reader | None:
         """Make a reader of one answer."""
-        read = partial(harmony.read_harmony, calls=bool(wanted.tools))
+        read = partial(harmony.read_harmony, functions=wanted.tools)
         return Reader(read, one_call=not wanted.many)
 
     def _answer_rule(self, rules: Rules, wanted: Wanted, body: Body | None) -> str:

@@ -5,6 +5,7 @@ has the first ``<|start|>assistant``. Analysis is reasoning; commentary to nobod
 """
 
 import re
+from collections.abc import Sequence
 from functools import partial
 
 from moesaic.models.text.dialects.functions import ToolFunction
@@ -20,8 +21,9 @@ _ENDS = (_END, _CALL, _RETURN, _START)
 MARKERS = (_START, _CHANNEL, _CONSTRAIN, _MESSAGE, _END, _CALL, _RETURN)
 
 
-def read_harmony(reader: Reader, *, calls: bool) -> Reading[None]:
+def read_harmony(reader: Reader, functions: Sequence[ToolFunction]) -> Reading[None]:
     """Read messages to the end. What is no message is content, as are calls where there are none to be."""
+    known = {function.name for function in functions}
     last: Kind | None = None
     while True:
         reader.hold()
@@ -36,7 +38,8 @@ def read_harmony(reader: Reader, *, calls: bool) -> Reading[None]:
             continue
         reader.release()
         to = recipient.group(1) if recipient else ""
-        if to.startswith(_FUNCTIONS) and calls:
+        # Models leave out what stands before a function's name.
+        if functions and (to.startswith(_FUNCTIONS) or to in known):
             yield from _read_call(reader, to.removeprefix(_FUNCTIONS))
             if reader.one_call:
                 return

@@ -29,14 +29,14 @@ class Kimi(CallForm):
 
     def read_call(self, reader: Reader, functions: Sequence[ToolFunction]) -> Reading[bool]:
         """Read the id with the name in it, the arguments, and the end of the call."""
-        call_id, end = yield from reader.collect((_ARGUMENTS,))
+        call_id, end = yield from reader.collect((_ARGUMENTS, _END))
         call_id = call_id.strip()
         found = _ID.fullmatch(call_id)
         if not end or found is None:
             return False
         name = found.group(1)
         yield from reader.skip_blanks()
-        if (yield from reader.take(_END)):
+        if end == _END or (yield from reader.take(_END)):
             begin_without_arguments(reader, name, call_id)
             return True
         if not (yield from read_json_arguments(reader, name, call_id)):

@@ -29,6 +29,8 @@ class Mistral(CallForm):
     def read_call(self, reader: Reader, functions: Sequence[ToolFunction]) -> Reading[bool]:
         """Read a list of calls, or a name and arguments."""
         yield from reader.skip_blanks()
+        if (yield from reader.next_char()) == "{":
+            return (yield from read_json_call(reader))
         if not (yield from reader.take("[")):
             return (yield from _read_named(reader))
         found = False

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from moesaic.models.text.dialects.call_form import LINE, CallForm
 from moesaic.models.text.dialects.functions import ToolFunction, find
+from moesaic.models.text.dialects.json_call import read_json_call
 from moesaic.models.text.dialects.reader import Put, Reader, Reading
 from moesaic.models.text.dialects.rules import Rules
 from moesaic.models.text.dialects.tagged_rules import arguments_rule
@@ -51,12 +52,18 @@ class Tagged(CallForm):
 
         Arguments that break off, or have something else among them, are given out as broken JSON.
         """
+        yield from reader.skip_blanks()
+        if (yield from reader.next_char()) == "{":
+            return (yield from self._read_object(reader))
         name = yield from self.read_name(reader)
         if not _NAME.fullmatch(name):
             return False
         function, given = find(functions, name), dict[str, Any]()
         while True:
             yield from reader.skip_blanks()
+            if given:  # a tag that closes a value may be there twice
+                while (yield from reader.take(self.value_tags[1])):
+                    yield from reader.skip_blanks()
             tag = yield from reader.take(self.key_tags[0], self.end, *self.followers)
             if not given and not tag:
                 return False
@@ -79,6 +86,15 @@ class Tagged(CallForm):
             yield from self.read_end(reader)
         return True
 
+    def _read_object(self, reader: Reader) -> Reading[bool]:
+        """Read a call that is an object of JSON: models write what most others write."""
+        if not (yield from read_json_call(reader)):
+            return False
+        yield from reader.skip_blanks()
+        yield from reader.take(self.end)
+        yield from self.read_end(reader)
+        return True
+
     def _read_key(self, reader: Reader) -> Reading[str | None]:
         """Read the name of an argument, up to where its value begins; the tag that closes the name may be missing."""
         closing, opening = self.key_tags[1], self.value_tags[0]
@@ -86,13 +102,12 @@ class Tagged(CallForm):
         if end == closing and opening:
             yield from reader.skip_blanks()
             end = yield from reader.take(opening)
-        return key.strip() if end else None
+        return _unquoted(key) if end else None
 
     def _read_value(
         self, reader: Reader, function: ToolFunction, key: str, given: dict[str, Any]
     ) -> Reading[bool]:
-        if self.line:
-            yield from reader.take(self.line)
+        line = (yield from reader.take("\r\n", self.line)) if self.line else ""
         values, pieces = function.argument(key, given), list[str]()
         given[key] = None
 
@@ -106,7 +121,7 @@ class Tagged(CallForm):
         if not closed:
             value = GrowingValue(give, values)
             closed = yield from self._read_text(
-                reader, value, lambda name: name not in given and function.may_have(name)
+                reader, value, line, lambda name: name not in given and function.may_have(name)
             )
             value.end(closed=closed)
         given[key] = json.loads("".join(pieces)) if closed and pieces else None
@@ -127,10 +142,11 @@ class Tagged(CallForm):
         return False
 
     def _read_text(
-        self, reader: Reader, value: GrowingValue, may_come: Callable[[str], bool]
+        self, reader: Reader, value: GrowingValue, line: str, may_come: Callable[[str], bool]
     ) -> Reading[bool]:
         """Read a value to its end; false if it breaks off.
 
+        Its closing tag closes it where a tag may follow, or nothing does: a value may have that tag in it.
         Where its closing tag is missing, it ends before the opening of an argument that the function has and that was
         not given yet, on a line of its own, or before the end of the call.
         """
@@ -139,8 +155,11 @@ class Tagged(CallForm):
         while marker := (yield from reader.passed(value.put, markers)):
             blanks = reader.blanks_before
             if marker == close:
-                value.put(blanks.removesuffix(self.line))
-                return True
+                if (yield from self._is_closed(reader, blanks)):
+                    value.put(blanks.removesuffix(line or self.line))
+                    return True
+                value.put(blanks + marker)
+                continue
             reader.step_back(len(marker))
             reader.hold()
             yield from reader.take(marker)
@@ -159,6 +178,16 @@ class Tagged(CallForm):
             yield from reader.take(marker)
             value.put(blanks + marker)
         return False
+
+    def _is_closed(self, reader: Reader, blanks: str) -> Reading[bool]:
+        """Look at what follows a tag that closes values; ``blanks`` come before it."""
+        reader.hold()
+        yield from reader.skip_blanks()
+        again = (self.value_tags[1],) if self.line and "\n" in blanks else ()
+        tags = (self.key_tags[0], self.end, *self.followers, *again)
+        closed = bool((yield from reader.take(*tags))) or not (yield from reader.next_char())
+        reader.restore()
+        return closed
 
     @property
     def _ends(self) -> tuple[str, ...]:
@@ -184,9 +213,11 @@ class QwenCoder(Tagged):
     def read_name(self, reader: Reader) -> Reading[str]:
         """Read it within its tag; the outer tag may be missing."""
         yield from reader.skip_blanks()
+        while (yield from reader.take("<tool_call>")):
+            yield from reader.skip_blanks()
         yield from reader.take("<function=")
         name, _ = yield from reader.collect((">",))
-        return name.strip()
+        return _unquoted(name)
 
     def read_end(self, reader: Reader) -> Reading[None]:
         """Read the outer tag."""
@@ -213,6 +244,8 @@ class Glm(Tagged):
 
     def read_name(self, reader: Reader) -> Reading[str]:
         """Read it up to the first argument, or the end."""
+        while (yield from reader.take("<tool_call>")):
+            yield from reader.skip_blanks()
         name, end = yield from reader.collect(("<arg_key>", "</tool_call>"))
         reader.step_back(len(end))
         return name.strip()
@@ -252,6 +285,12 @@ class MiniMax(Tagged):
         calls = f"{call}+" if many else call
         head, tail = rules.text("<minimax:tool_call>\n"), rules.text("</minimax:tool_call>")
         return f"{head} {calls} {tail}"
+
+
+def _unquoted(name: str) -> str:
+    """Read a name, which some models quote."""
+    name = name.strip()
+    return name[1:-1] if len(name) > 1 and name[0] == name[-1] and name[0] in "\"'" else name
 
 
 def _has_structures(values: Values | None) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol
 from moesaic.models.text.dialects.call_form import LINE
 from moesaic.models.text.dialects.functions import ARGUMENT, ToolFunction, others_of
 from moesaic.models.text.dialects.rules import Rules
-from moesaic.models.text.schemas.binding import Binder
+from moesaic.models.text.schemas.binding import MAX_ONE_OF_MANY, Binder
 from moesaic.models.text.schemas.raw_texts import (
     ANY,
     NO_JSON,
@@ -60,7 +60,7 @@ class _ShapeRule:
             if (rule := self._argument(key, schema)) is not None
         }
         least = self._shape.get("minProperties")
-        if least == 1 and named and not self._required:
+        if least == 1 and 0 < len(named) <= MAX_ONE_OF_MANY and not self._required:
             orders = [list(named)[i:] for i in range(len(named))]
             ways = [
                 self._in_order({key: named[key] for key in order}, order[0]) for order in orders
