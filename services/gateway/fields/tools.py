@@ -1,10 +1,19 @@
 """Tools of a chat, and the choice among them."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, field_validator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    field_validator,
+    model_validator,
+)
 
 from moesaic.models.text.dialects.functions import ToolFunction
 from moesaic.services.gateway.fields.bounded import Bounded
@@ -44,6 +53,14 @@ class ToolWire(BodyPart):
 
     type: Literal["function"]
     function: FunctionWire
+    _sent: Mapping[str, Any] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep_what_was_sent(cls, sent: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        tool = handler(sent)
+        tool._sent = sent if isinstance(sent, Mapping) else tool.model_dump(exclude_unset=True)
+        return tool
 
     @property
     def known(self) -> ToolFunction:
@@ -51,13 +68,9 @@ class ToolWire(BodyPart):
         wire = self.function
         return ToolFunction(wire.name, wire.parameters or NO_PARAMETERS, bool(wire.strict))
 
-    def for_template(self) -> dict[str, Any]:
-        """Write the tool as chat templates take it."""
-        wire = self.function
-        told = {"name": wire.name, "description": wire.description}
-        function: dict[str, Any] = {k: value for k, value in told.items() if value is not None}
-        function["parameters"] = wire.parameters or NO_PARAMETERS
-        return {"type": "function", "function": function}
+    def for_template(self) -> Mapping[str, Any]:
+        """Give the tool as it was sent, with fields of its own and in its order, as ``transformers`` does."""
+        return self._sent
 
 
 def _names_differ(tools: list[ToolWire]) -> list[ToolWire]:

@@ -58,10 +58,13 @@ def with_template(
     Args:
         ignored: fields that ``check_extras`` named.
         keywords: keywords for the template that it does not ask for.
-        words: fields that the template names: those of messages reach it.
+        words: fields that the template names: those of messages reach it. Tools reach it whole.
     """
     left = {
-        name for name in ignored if name.removeprefix("messages.") not in words or "." not in name
+        name
+        for name in ignored
+        if not name.startswith("tools.")
+        and (name.removeprefix("messages.") not in words or "." not in name)
     }
     return _shown(left | set(keywords[:MOST_NAMES]))
 

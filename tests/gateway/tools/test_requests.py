@@ -51,6 +51,28 @@ async def test_calls_and_results_are_written_as_the_template_wants(
     assert listed["tokens"] == list(submit.token_ids)
 
 
+SENT: list[dict[str, Any]] = [
+    NOW,
+    {"function": {"strict": False, **TOOL["function"], "return": {"type": "string"}}, "type": "function"},
+    {**TOOL, "cache_control": {"type": "ephemeral"}},
+    {**NOW, "function": {"name": "now", "description": None, "parameters": None, "strict": None}},
+    {**NOW, "function": {"parameters": {}, "name": "now"}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("tool", SENT)
+async def test_a_template_gets_tools_as_they_were_sent(
+    open_house, scripts, tool: dict[str, Any]
+) -> None:
+    async with open_house(scripts.says("yes")) as house:
+        response = await house.client.post(PATH, json={"messages": ASKED, "tools": [tool]})
+        [submit] = house.workers[0].submits
+
+    assert response.status_code == 200, response.text
+    assert "x-moesaic-ignored" not in response.headers
+    assert f"<|im_start|>system{json.dumps(tool)}<|im_end|>" in prompt_of(scripts, submit)
+
+
 @pytest.mark.parametrize(
     ("fields", "calls", "needed"),
     [

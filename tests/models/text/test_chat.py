@@ -307,3 +307,29 @@ def test_a_template_that_takes_too_much_is_tried_once(
         template.write(turns, True, {})
 
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ tools[0].function.description + '!' }}",
+        "{% for name, one in tools[0].function.parameters.properties.items() %}{{ name }}{% endfor %}",
+        "{{ tools[0].function.parameters | tojson }}",
+        "{{ 'x' in tools[0].function.parameters.required }}",
+    ],
+)
+@pytest.mark.parametrize("more", [{}, {"parameters": None}, {"parameters": {}}])
+def test_a_template_that_needs_what_a_tool_leaves_out_gets_it(
+    source: str, more: dict[str, Any]
+) -> None:
+    tools = [{"type": "function", "function": {"name": "now", **more}}]
+
+    assert ChatTemplate(source, {}).write([], True, {"tools": tools}) is not None
+
+
+def test_tools_are_written_as_they_were_sent_wherever_a_template_takes_them() -> None:
+    tools = [{"function": {"strict": True, "name": "now", "own": [1]}, "type": "function"}]
+
+    assert ChatTemplate("{{ tools | tojson }}", {}).write([], True, {"tools": tools}) == json.dumps(
+        tools
+    )

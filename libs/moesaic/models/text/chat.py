@@ -7,7 +7,7 @@ from typing import Any
 
 from moesaic.errors import CheckpointError, InvalidInput
 from moesaic.models.configuration.tokenizer_files import read_special_tokens
-from moesaic.models.text.message_forms import MessageForms
+from moesaic.models.text.message_forms import MessageForms, whole_tools
 from moesaic.models.text.program import Program, TemplateRefusal
 from moesaic.models.text.template_files import DEFAULT, TOOL_USE, read_templates
 
@@ -110,7 +110,8 @@ class ChatTemplate:
     ) -> str:
         """Render a conversation that a client sent, in the form in which the template takes it.
 
-        A conversation that the template refuses as it is sent is put in the plainest form.
+        A conversation that the template refuses as it is sent is put in the plainest form: first its tools, then its
+        messages too.
 
         Args:
             messages: as ``render`` takes them; each call in them has its arguments as a text.
@@ -126,20 +127,25 @@ class ChatTemplate:
         told = self._forms.of([_normal(message) for message in messages], tools=with_tools)
         keywords = with_texts(kwargs, change)
 
-        def rendered(messages: Messages) -> str:
+        def rendered(messages: Messages, keywords: Mapping[str, Any]) -> str:
             messages = with_texts(messages, change)
             if not continues:
                 return self._render(messages, add_generation_prompt, keywords)
             text = self._render(_marked(messages), add_generation_prompt, keywords)
             return _up_to_mark(text, last_text(messages))
 
-        try:
-            return rendered(told)
-        except TemplateRefusal:
-            plain = self._forms.plainest(told)
-            if plain == told:
-                raise
-            return rendered(plain)
+        plain = {**keywords, "tools": whole_tools(keywords["tools"])} if with_tools else keywords
+        ways = [(told, keywords), (told, plain), (self._forms.plainest(told), plain)]
+        refusal: TemplateRefusal | None = None
+        for number, way in enumerate(ways):
+            if way in ways[:number]:
+                continue
+            try:
+                return rendered(*way)
+            except TemplateRefusal as error:
+                refusal = error
+        assert refusal is not None
+        raise refusal
 
     @functools.cached_property
     def _forms(self) -> MessageForms:

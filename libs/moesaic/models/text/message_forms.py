@@ -19,6 +19,8 @@ Message = Mapping[str, Any]
 _Form = Literal["text", "parts"]
 _FIRST, _SECOND = "probe_first", "probe_second"
 _ASKED: Message = {"role": "user", "content": "probe"}
+_NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "required": []}
+_NO_FUNCTION: dict[str, Any] = {"description": "", "parameters": _NO_PARAMETERS}
 _PYTHON = "{'type'"  # a list as Python writes it
 
 
@@ -91,6 +93,24 @@ class MessageForms:
 def joined(parts: Sequence[Mapping[str, Any]]) -> str:
     """Make one text of parts, each of which begins on a line of its own."""
     return "\n".join(part["text"] for part in parts)
+
+
+def whole_tools(tools: Any) -> Any:
+    """Add to functions what callers may leave out, for templates that do not ask whether it is there."""
+    if not isinstance(tools, list):
+        return tools
+    return [_whole_tool(tool) if isinstance(tool, Mapping) else tool for tool in tools]
+
+
+def _whole_tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = tool.get("function")
+    if not isinstance(function, Mapping):
+        return tool
+    told = {**_NO_FUNCTION, **{k: value for k, value in function.items() if value is not None}}
+    parameters = told["parameters"]
+    if isinstance(parameters, Mapping):
+        told["parameters"] = {**_NO_PARAMETERS, **parameters}
+    return {**tool, "function": told}
 
 
 def _part(text: str) -> dict[str, str]:
