@@ -12,8 +12,8 @@ that must call), and with `response_format`, `structured_outputs.json`, `guided_
   `x-moesaic-ignored` names it: `tools[0].function.parameters: not`. With `strict: true` the request is refused.
 
 Any other name is ignored, and so is any keyword whose value is `null`, but `const`. In forms with a tag for each
-argument (`qwen3_coder`, `glm45`, `minimax_m2`) texts are held to `pattern`, to lengths up to 2,000, and to every format
-but `duration` and `ipv6`; `minProperties` other than 1, and `maxProperties`, are unenforced at the root of a function.
+argument (`qwen3_coder`, `glm45`, `minimax_m2`) texts are held to `pattern`, to lengths up to 2,000, and to formats;
+`minProperties` other than 1, and `maxProperties`, are unenforced at the root of a function.
 """.strip()
 
 

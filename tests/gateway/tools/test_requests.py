@@ -165,7 +165,6 @@ async def test_a_strict_function_is_bound_though_it_need_not_be_called(open_hous
         [submit] = house.workers[0].submits
 
     assert '"city"' in submit.generation.grammar.grammar
-    assert '"strict"' not in prompt_of(scripts, submit)
 
 
 async def test_a_schema_of_the_answer_comes_after_the_reasoning(open_house, scripts) -> None:

@@ -46,8 +46,8 @@ CASES: list[tuple[str, str, list[Any], str]] = [
      "<|tool_calls_section_end|>", [{}], ""),
     ("deepseek_v31", '<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>```json\n{"city": "Paris"}\n```<｜tool▁call▁end｜>',
      [PARIS], ""),
-    ("deepseek_v3", '<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```\n{"city": "Paris"}\n```<｜tool▁call▁end｜>',
-     [PARIS], ""),
+    ("deepseek_v3", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n"
+     '```\n{"city": "Paris"}\n```<｜tool▁call▁end｜>', [PARIS], ""),
     ("mistral", f"[TOOL_CALLS]{OBJECT}", [PARIS], ""),
     ("harmony", '<|channel|>commentary to=get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>',
      [PARIS], ""),

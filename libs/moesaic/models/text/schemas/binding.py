@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from moesaic.models.text.schemas.keywords import FORMATS, KEYWORDS, is_plain_pattern
+from moesaic.models.text.schemas.keywords import FORMATS, KEYWORDS, is_plain_pattern, narrowed
 from moesaic.models.text.schemas.reading import REFERENCES, SchemaReader, kind_of, listed, mapping
 
 MAX_ONE_OF_MANY = 32  # properties of which one must be there
@@ -106,6 +106,8 @@ class Binder:
         if isinstance(pattern, str) and not is_plain_pattern(pattern):
             self.unenforced.add("pattern")
             del said["pattern"]
+        elif isinstance(pattern, str):
+            said["pattern"] = narrowed(pattern)
         if isinstance(form, str) and (form not in FORMATS or FORMATS[form].effect != "enforced"):
             del said["format"]
             if form in FORMATS:

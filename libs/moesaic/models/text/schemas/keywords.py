@@ -74,6 +74,9 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE,
 )
+_SETS = re.compile(r"\\.|\[(?:\\.|[^\\\]])*\]", re.DOTALL)
+_IN_SET = re.compile(r"\\([dw])(-(?!\]))?")
+_ASCII = {"d": "0-9", "w": "A-Za-z0-9_"}
 _NEEDS = {"often": ("atom", "close"), "begin": ("", "open", "begin", "bar")}
 
 
@@ -93,3 +96,22 @@ def is_plain_pattern(pattern: Any) -> bool:
             return False
         at, before = found.end(), kind
     return not depth
+
+
+def narrowed(pattern: str) -> str:
+    r"""Write ``\d`` and ``\w`` as what JSON Schema takes for them: characters of ASCII."""
+    return _SETS.sub(_narrowed_piece, pattern)
+
+
+def _narrowed_piece(found: re.Match[str]) -> str:
+    piece = found.group()
+    if piece[0] == "\\":
+        return f"[{_ASCII[piece[1]]}]" if piece[1] in _ASCII else piece
+    # What a set leaves out stays wide, and so does one of all characters.
+    if piece.startswith("[^") or "\\W" in piece or "\\D" in piece:
+        return piece
+    return _IN_SET.sub(_narrowed_member, piece)
+
+
+def _narrowed_member(found: re.Match[str]) -> str:
+    return _ASCII[found[1]] + (r"\-" if found[2] else "")

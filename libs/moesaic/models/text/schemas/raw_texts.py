@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from moesaic.models.text.schemas.keywords import FORMATS, is_plain_pattern
+from moesaic.models.text.schemas.keywords import FORMATS, is_plain_pattern, narrowed
 
 MAX_LENGTH = 2000  # that an expression counts to
 ANY = "(?s:.*)"
@@ -17,7 +17,15 @@ _TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,9})?(?:Z|[+-](?:[01]\d|2[0-
 _OCTET = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
 _LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,30}[a-zA-Z0-9])?"
 _HOST = rf"{_LABEL}(?:\.{_LABEL}){{0,6}}"
+_DAYS = r"(?:\d{1,4}D|\d{1,4}M(?:\d{1,4}D)?|\d{1,4}Y(?:\d{1,4}M(?:\d{1,4}D)?)?)"
+_HOURS = r"T(?:\d{1,4}S|\d{1,4}M(?:\d{1,4}S)?|\d{1,4}H(?:\d{1,4}M(?:\d{1,4}S)?)?)"
+_FOUR = "[0-9a-fA-F]{1,4}"
+_SHORTER = "|".join(
+    f"(?:{_FOUR}:){{{before}}}(?::{_FOUR}){{1,{7 - before}}}" for before in range(1, 7)
+)
 _FORMATS = {
+    "duration": rf"P(?:\d{{1,4}}W|{_DAYS}(?:{_HOURS})?|{_HOURS})",
+    "ipv6": rf"(?:(?:{_FOUR}:){{7}}{_FOUR}|{_SHORTER}|(?:{_FOUR}:){{1,7}}:|::(?:(?:{_FOUR}:){{0,6}}{_FOUR})?)",
     "date": rf"(?:{_DATE}|\d{{4}}-(?:0[13-9]|1[0-2])-(?:29|30)|\d{{4}}-(?:0[13578]|1[02])-31)",
     "time": _TIME,
     "date-time": rf"{_DATE}T{_TIME}",
@@ -54,7 +62,7 @@ def _expressions(keywords: Mapping[str, Any]) -> Iterator[tuple[str, str | None]
     if "pattern" in keywords:
         yield "pattern", whole_pattern(keywords["pattern"])
     if (form := keywords.get("format")) in FORMATS:
-        yield "format", _FORMATS.get(form)
+        yield "format", narrowed(_FORMATS[form]) if form in _FORMATS else None
     for name, counted in (("minLength", "{%d,}"), ("maxLength", "{0,%d}")):
         if name in keywords:
             length = keywords[name]
@@ -75,7 +83,7 @@ def whole_pattern(pattern: Any) -> str | None:
         inner = less
     if (begins or ends) and "|" in inner:
         return None
-    core = pattern[begins : len(pattern) - ends]
+    core = narrowed(pattern[begins : len(pattern) - ends])
     return f"{'' if begins else ANY}(?:{core}){'' if ends else ANY}"
 
 

@@ -8,8 +8,10 @@ import pytest
 
 from moesaic.engine.sequences.grammar_trial import compiled
 from moesaic.models.text.dialects.rules import schema_text
+from moesaic.models.text.dialects.written import as_json
 from moesaic.models.text.schemas.binding import Binder
 from moesaic.models.text.schemas.keywords import FORMATS, KEYWORDS, is_plain_pattern
+from moesaic.models.text.schemas.raw_texts import expressions_of, slashes_escaped, whole_pattern
 from moesaic.models.text.schemas.reading import SchemaReader
 from tests.models.text.dialects.vocabulary import Vocabularies
 
@@ -101,6 +103,24 @@ SAYS_NOTHING: list[Any] = [
     {**AB, "additionalProperties": False, "maxProperties": 2},
 ]  # fmt: skip
 
+OF_FORMATS: dict[str, list[str]] = {
+    "date-time": ["2024-02-28T10:00:00Z", "2024-02-28T10:00:00.5+02:00"],
+    "time": ["10:00:00Z"],
+    "date": ["2024-02-28", "2024-12-31"],
+    "duration": ["P3D", "PT36H", "P1Y2M3DT4H5M6S", "P2W", "PT1M30S"],
+    "email": ["a.b@example.org"],
+    "hostname": ["example.org"],
+    "ipv4": ["10.0.0.255"],
+    "ipv6": ["::", "::1", "1::", "fe80::1:2", "1:2:3:4:5:6:7:8", "1:2::3", "::2:3:4:5:6:7:8"],
+    "uri": ["https://example.org/a?b=c#d"],
+    "uuid": ["123e4567-e89b-12d3-a456-426614174000"],
+}
+NOT_OF_FORMATS = {
+    "date": ["2024-02-30", "2024-13-01", "202৩-01-01"],
+    "duration": ["P", "PT", "P1", "P1DT", "P1S"],
+    "ipv6": ["1::2::3", "1:2:3", "12345::", "1:2:3:4:5:6:7:8:9", "1::2:3:4:5:6:7:8"],
+}
+
 
 class Checker:
     def __init__(self, vocabularies: Vocabularies) -> None:
@@ -108,7 +128,10 @@ class Checker:
 
     def fits(self, schema: Any, value: Any) -> bool:
         document = Binder(SchemaReader(schema)).document(schema)
-        return self._vocabulary.takes(f"start: %json {schema_text(document)}", json.dumps(value))
+        return self._vocabulary.takes(f"start: %json {schema_text(document)}", as_json(value))
+
+    def matches(self, expression: str, text: str) -> bool:
+        return self._vocabulary.takes(f"start: /{slashes_escaped(expression)}/", text)
 
 
 @pytest.fixture
@@ -264,3 +287,37 @@ def test_a_pattern_is_left_out_only_if_it_cannot_be_held(
         compiled(
             vocabularies.of("hermes").known, "json_schema", json.dumps({**STR, "pattern": pattern})
         )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "takes", "refuses"),
+    [
+        (r"^\d{2}$", "12", "1৩"),
+        (r"^\w+$", "a_1", "é"),
+        (r"^[\w.-]+$", "a.-", "é"),
+        (r"^[\w-z]+$", "a-", "é"),
+        (r"^[\w\W]+$", "é\u3000", ""),
+        (r"^[^\d]+$", "a", "1"),
+        (r"^\\d$", "\\d", "1"),
+    ],
+)
+def test_digits_and_words_are_of_ascii_as_the_specification_says(
+    checker: Checker, pattern: str, takes: str, refuses: str
+) -> None:
+    raw = whole_pattern(pattern)
+
+    assert checker.fits({**STR, "pattern": pattern}, takes)
+    assert not checker.fits({**STR, "pattern": pattern}, refuses)
+    assert raw is not None
+    assert checker.matches(raw, takes)
+    assert not checker.matches(raw, refuses)
+
+
+@pytest.mark.parametrize("name", [n for n, k in FORMATS.items() if k.effect == "enforced"])
+def test_texts_between_tags_are_held_to_formats(checker: Checker, name: str) -> None:
+    [expression], unenforced = expressions_of([{"format": name}])
+
+    assert unenforced == set()
+    assert [text for text in OF_FORMATS[name] if not checker.matches(expression, text)] == []
+    assert not checker.matches(expression, "no such thing")
+    assert not [t for t in NOT_OF_FORMATS.get(name, []) if checker.matches(expression, t)]
