@@ -92,7 +92,8 @@ mutants: coverage
 coverage: .venv/installed-dev
 	@$(TIER) quick --coverage $(ARGS)
 
-# What each test costs, for the choice of the quick tier; on an idle machine.
+# What each test costs, for the choice of the quick tier; on an idle machine. ARGS="--only FILE FILE" measures new files
+# alone, and keeps the costs of others.
 costs: .venv/installed-dev
 	@rm -f .venv/records.jsonl
 	@TEST_RECORDS=$(CURDIR)/.venv/records.jsonl $(TIER) all $(ARGS)

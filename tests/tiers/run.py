@@ -104,6 +104,7 @@ def commands_of(
     whole: Collection[str],
     records: Path,
     covered: bool,
+    only: Collection[str],
     more: Sequence[str],
 ) -> list[list[str]]:
     """The command of each process of a tier."""
@@ -112,7 +113,7 @@ def commands_of(
     command += ["-m", "pytest", "-q", "-p", "tests.tiers.plugin", "-m", tier.marks]
     command += [f"--tier={name}", f"--tier-part={part}", f"--tier-whole={' '.join(sorted(whole))}"]
     command += [f"--tier-records={records}", *more]
-    files = files_of(tier, whole)
+    files = [file for file in files_of(tier, whole) if not only or file in only]
     if tier.starts_suites:
         shared = ["-n", str(num_processes), "--dist", "loadscope", "--no-loadscope-reorder"]
         return [[*command, *shared, "--max-worker-restart", "0", *files]]
@@ -147,6 +148,7 @@ def main() -> None:
         "--changed", action="store_true", help="run files whole that a change reaches"
     )
     parser.add_argument("--coverage", action="store_true", help="tell the share of lines that run")
+    parser.add_argument("--only", nargs="+", default=[], help="run these of the tier's files")
     parser.add_argument("--since", help="the change begins behind this commit")
     parser.add_argument("--part", type=int, choices=range(PARTS), default=part_of_this_commit())
     arguments, more = parser.parse_known_args()
@@ -172,6 +174,7 @@ def main() -> None:
             whole,
             records,
             arguments.coverage,
+            arguments.only,
             more,
         )
         running = Processes(commands)

@@ -1,12 +1,15 @@
 """The choice of the quick tier, and the sharing of files among processes."""
 
+import json
 from itertools import product
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tiers.chosen import CASE_S, FREE_S, PARTS, Costs, chosen
+from tests.tiers.costs import main as write_costs
 from tests.tiers.plugin import ByFolder, values_of
 from tests.tiers.reached import module_of, reached_by
 from tests.tiers.run import balanced, files_of
@@ -107,3 +110,23 @@ def test_a_change_reaches_tests_through_other_modules_and_conftest_files() -> No
     assert {file for file in by_conftest if not file.startswith("tests/gateway/")} == set()
     assert "tests/gateway/test_language.py" in by_conftest
     assert reached_by(["LICENSE"]) == set()
+
+
+def test_files_that_were_not_measured_keep_their_costs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, new, gone = "tests/tiers/test_tiers.py", "tests/test_house.py", "tests/test_gone.py"
+    costs, records = tmp_path / "costs.json", tmp_path / "records.jsonl"
+    functions = {kept: {"test_a": [2, 3.0]}, new: {"test_b": [1, 9.0]}, gone: {"test_c": [1, 1.0]}}
+    before = {"functions": functions, "others_s": {kept: 0.5, new: 0.5, gone: 0.5}}
+    costs.write_text(json.dumps(before))
+    record = {"file": new, "function": "test_d", "clock_s": 2.0, "cpu_s": 1.0}
+    records.write_text(json.dumps(record))
+    monkeypatch.setattr("tests.tiers.chosen.COSTS", costs)
+    monkeypatch.setattr("tests.tiers.costs.COSTS", costs)
+
+    write_costs(records)
+
+    after = json.loads(costs.read_text())
+    assert after["functions"] == {kept: {"test_a": [2, 3.0]}, new: {"test_d": [1, 2.0]}}
+    assert after["others_s"] == {kept: 0.5, new: 0}
