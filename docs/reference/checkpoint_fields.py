@@ -1,4 +1,4 @@
-"""The page that lists what is taken of a ``config.json``, made by asking the readers themselves."""
+"""The page of the fields of ``config.json``, made by calling the readers with altered files."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ from moesaic.models.configuration.weight_format import read_weight_format
 FILE = "config.json"
 QUANTIZATION = "quantization_config"
 _WEIGHTS = {"num_bits": 4, "strategy": "group", "group_size": 128}
-# The least that each method asks for, and another way if it asks otherwise there.
+# The smallest configurations of each method; two where the reader asks for different fields.
 _QUANTISED: Mapping[str, tuple[dict[str, Any], ...]] = {
     "fp8": ({}, {"weight_block_size": [128, 128]}),
     "mxfp4": ({},),
@@ -45,7 +45,7 @@ _QUANTISED: Mapping[str, tuple[dict[str, Any], ...]] = {
     ),
 }
 _ABOVE = {QUANTIZATION, "rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"}
-# With these, a family asks for fields that it does not need otherwise.
+# Options with which a family reads further fields.
 _OPTIONS: tuple[dict[str, Any], ...] = (
     {},
     {"use_sliding_window": True},
@@ -60,15 +60,15 @@ def fields_page() -> str:
         "",
         "Made by `make reference` from the readers themselves; do not edit.",
         "",
-        "A field in a table counts as in `transformers`, or it is refused by its name. A field without effect may say",
-        "anything: it changes nothing of what `transformers` computes either.",
+        "A field in a table means the same as in `transformers`, or the error names it. A field without effect may have",
+        "any value: it does not change what `transformers` computes either.",
         "",
         "## Rotations",
         "",
-        "`rope_parameters`, or `rope_scaling` of older files. `rope_theta` and `partial_rotary_factor` count with",
-        "every type, `mscale_all_dim` with latent attention or YaRN alone.",
+        "`rope_parameters`, or `rope_scaling` in older files. `rope_theta` and `partial_rotary_factor` are used with",
+        "every type. `mscale_all_dim` is used only with latent attention or YaRN.",
         "",
-        "| `rope_type`, or `type` | fields that count |",
+        "| `rope_type`, or `type` | fields that are used |",
         "|---|---|",
     ]
     lines += [f"| `{name}` | {_names(of)} |" for name, of in ROPE_TYPES.items()]
@@ -76,7 +76,7 @@ def fields_page() -> str:
     lines += [
         "",
         *_wrapped(f"Fields of other types have no effect: {_names(without)}."),
-        "Any other field is refused, unless it is null, false or empty. So are other types.",
+        "Any other field is refused, unless it is null, false or empty. Other types are refused too.",
         "",
         "## Quantised weights",
         "",
@@ -103,15 +103,17 @@ def _method(method: str, without_effect: Set[str]) -> Iterator[str]:
     yield f"### `quant_method`: `{method}`"
     yield from ("", "| field | taken |", "|---|---|")
     for path in sorted(_asked_of(method) - without_effect):
-        said = [_taken_by(partial(_read_with, method, told, path)) for told in _QUANTISED[method]]
-        if known := [each for each in said if "not known" not in each]:
+        field = f"{QUANTIZATION}.{path}"
+        reads = (partial(_read_with, method, told, path) for told in _QUANTISED[method])
+        reasons = [_taken_by(read, field) for read in reads]
+        if known := [each for each in reasons if "not known" not in each]:
             yield f"| `{path}` | {known[0]} |"
     yield from ("", *_wrapped(f"Without effect: {_names(sorted(without_effect))}."), "")
 
 
 def _family(family: Family) -> Iterator[str]:
     yield f"### {', '.join(family.model_types)}"
-    yield from ("", "| field | left out, it is | taken |", "|---|---|---|")
+    yield from ("", "| field | default | taken |", "|---|---|---|")
     asked = {name for name in _asked(family) if "." not in name} - {"model_type"}
     for name in sorted(asked):
         default = f"`{family.defaults[name]!r}`" if name in family.defaults else ""
@@ -128,9 +130,13 @@ def _whole(family: Family, changes: Mapping[str, Any]) -> dict[str, Any]:
         "model_type": family.model_types[0],
     }
     own = {name: value for name, value in family.defaults.items() if name != "moe_k"}
+    # Some families' own default of the head's width cannot be rotated.
+    if own.get("head_dim", 0) is None:
+        own["head_dim"] = 128
     if "moe_k" in family.defaults:
         least.pop("num_experts_per_tok")
-    return {**least, **own, **changes}
+    # An end token that every vocabulary has, also the smallest one that is tried.
+    return {**least, **own, "eos_token_id": 0, **changes}
 
 
 def _read_changed(family: Family, name: str, options: Mapping[str, Any], value: Any) -> None:
@@ -148,44 +154,46 @@ def _asked(family: Family) -> set[str]:
 
 
 def _taken(family: Family, name: str) -> str:
-    """Tell what a field takes, by what the reader says of a value that no field takes."""
+    """Describe the values of a field by the reader's error for a value that no field takes."""
     if name in _ABOVE:
         return "see above"
     for meant, other in {"dtype": "torch_dtype", **family.spellings}.items():
         if name == other:
             return f"another name of `{meant}`"
-    said = (_taken_by(partial(_read_changed, family, name, options)) for options in _OPTIONS)
-    return next((each for each in said if each != "anything"), "anything")
+    reasons = (_taken_by(partial(_read_changed, family, name, each), name) for each in _OPTIONS)
+    return next((reason for reason in reasons if reason != "anything"), "anything")
 
 
-def _taken_by(read: Callable[[Any], object]) -> str:
-    """Tell what is taken, by why other values are refused."""
-    said = _reason_of(partial(read, "?"))
-    refused = [_reason_of(partial(read, value)) for value in (True, 1)]
-    if said == "true or false" and refused[0]:
+def _taken_by(read: Callable[[Any], object], field: str) -> str:
+    """Describe the values of a field by the reasons for which other values are refused."""
+    taken = _reason_of(partial(read, "?"), field)
+    refused = [_reason_of(partial(read, value), field) for value in (True, 1)]
+    if taken == "true or false" and refused[0]:
         return f"false; {refused[0]}"
-    if said.startswith("an integer of at least 1") and refused[1]:
+    if taken.startswith("an integer of at least 1") and refused[1]:
         return refused[1].removesuffix(", got 1").removeprefix("expected ")
-    return said or "anything"
+    return taken or "anything"
 
 
-def _reason_of(read: Callable[[], object]) -> str:
-    """Tell why something is refused; empty: it is not."""
+def _reason_of(read: Callable[[], object], field: str) -> str:
+    """Return the reason for which the value of a field is refused; empty if it is taken."""
     try:
         read()
     except CheckpointError as error:
-        return _reason(error)
+        return _reason(error, field)
     return ""
 
 
-def _reason(error: CheckpointError) -> str:
-    """Keep of an error what it says of values that are taken."""
-    said = str(error).partition(": ")[2].partition(": ")[2]
-    if "both mean the same" in said:
-        return "another name: what that says"
-    said = said.replace("expected false: ", "")
-    said = re.sub(r"^'\?' is not supported; supported: ", "one of ", said)
-    return re.sub(r"(expected )?(.*), got '\?'$", r"\2", said)
+def _reason(error: CheckpointError, field: str) -> str:
+    """Keep the part of an error that describes the values of a field; empty if it is about another field."""
+    named, _, reason = str(error).partition(": ")[2].partition(": ")
+    if "both mean the same" in reason:
+        return "another name of the same field"
+    if named not in (field, field.rpartition(".")[0]):
+        return ""
+    reason = reason.replace("expected false: ", "").removeprefix("expected ")
+    reason = re.sub(r"^'\?' is not supported; supported: ", "one of ", reason)
+    return reason.removesuffix(", got '?'")
 
 
 def _asked_of(method: str) -> set[str]:
@@ -195,7 +203,7 @@ def _asked_of(method: str) -> set[str]:
 
 
 def _read_with(method: str, example: Mapping[str, Any], path: str, value: Any) -> None:
-    """Read an example of a method with another value."""
+    """Read an example of a method with one value replaced."""
     told = json.loads(json.dumps(example))
     place, *others = told, *path.split(".")
     for name in others[:-1]:

@@ -1,4 +1,4 @@
-"""Pages that list every setting, metric and field of requests, made from the services themselves.
+"""Pages of all settings, metrics, request fields, checkpoint fields and schema keywords, made from the code.
 
 ``make reference`` runs it; a test holds that the committed pages are what it makes.
 """

@@ -1,4 +1,4 @@
-"""Page of request fields: those taken, refused and ignored, made from the types of bodies and the table of refusals."""
+"""The page of request fields, made from the types of bodies and the table of refused fields."""
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,12 +14,12 @@ from moesaic.services.gateway.fields.known import ONLY_KNOWN, REFUSED, WITHIN, R
 from moesaic.services.gateway.fields.sampling import SAMPLED, OnWire
 
 INTRODUCTION = """\
-A field of a body is of one of three kinds. `null` counts as leaving the field out, unless the table says `not null` or
-the field is required.
+A field of a body is of one of three kinds. `null` means the same as no field, unless the table says `not null` or the
+field is required.
 
-- **Taken**: the tables of the routes. Types are strict, and a value out of bounds is refused with 400.
+- **Taken**: the fields in the tables of the routes. Types are strict, and a value out of bounds is refused with 400.
 - **Refused**: fields of other servers that would change the answer and are not supported here. They get 400 and the
-  code `unsupported_parameter`, except for their values that change nothing.
+  code `unsupported_parameter`, except for values that change nothing.
 - **Ignored**: every other field. It changes nothing, and the header `x-moesaic-ignored` of the answer names it.
 """
 SHARED: Mapping[str, type[BaseModel]] = {
@@ -40,7 +40,7 @@ BOUNDS = {
 
 
 def request_fields_page(made: str) -> str:
-    """Make the page; ``made`` says how."""
+    """Make the page; ``made`` is its second paragraph, which names the command."""
     bodies = dict(sorted(body_types()))
     lines = ["# Request fields", "", made, "", INTRODUCTION]
     objects: dict[str, Any] = {}
@@ -56,7 +56,7 @@ def request_fields_page(made: str) -> str:
         taken = {name for base in bases.values() for name in base.model_fields}
         lines += [f"## {', '.join(paths)}", ""]
         if bases:
-            lines += [f"The fields of {' and of '.join(map(_link, bases))}, and these.", ""]
+            lines += [f"The fields of {' and of '.join(map(_link, bases))}, and these:", ""]
         lines += _fields_of(kind, taken, objects)
         if kind.model_config.get("extra") == "forbid":
             lines += ["Every other field is refused.", ""]
@@ -71,7 +71,7 @@ def _link(title: str) -> str:
 
 
 def _fields_of(kind: type[BaseModel], but: Collection[str], objects: dict[str, Any]) -> list[str]:
-    """Write the table of a body's own fields; collects the objects in it."""
+    """Write the table of a body's own fields, and add the types of nested objects to ``objects``."""
     schema = kind.model_json_schema()
     objects |= schema.pop("$defs", {})
     sampled = SAMPLED if issubclass(kind, GenerationWire) else {}
@@ -80,13 +80,13 @@ def _fields_of(kind: type[BaseModel], but: Collection[str], objects: dict[str, A
 
 def _table(schema: Any, but: Collection[str], sampled: Mapping[str, OnWire]) -> list[str]:
     required = schema.get("required", ())
-    lines = ["| field | value | left out | meaning |", "|---|---|---|---|"]
+    lines = ["| field | value | default | meaning |", "|---|---|---|---|"]
     for name, told in schema.get("properties", {}).items():
         if name in but:
             continue
         value = _type_of(told)
         if name in required:
-            default = "400"
+            default = "required"
         else:
             default = _default(name, told, sampled)
             value += "" if {"type": "null"} in told.get("anyOf", ()) else ", not null"
@@ -149,9 +149,9 @@ def _refused(bodies: Mapping[str, type[BaseModel]]) -> Iterator[str]:
     yield from (
         "## Refused",
         "",
-        "Routes that take a field are named beside it; all others refuse it.",
+        "The last column names the routes that take a field; all others refuse it. `best_of` may be equal to `n`.",
+        "",
     )
-    yield from ("`best_of` may be the same as `n`.", "")
     yield from _refusals(
         (name, refusal, [path for path, kind in bodies.items() if name in kind.model_fields])
         for name, refusal in sorted(REFUSED.items())

@@ -1,24 +1,25 @@
-"""The page that says what each keyword of a JSON schema does, made from the table that grammars are made by."""
+"""The page of schema keywords and formats, made from the table that the grammars use."""
 
 from moesaic.models.text.schemas.keywords import FORMATS, KEYWORDS, Keyword
 
 _INTRODUCTION = """
-Schemas come with functions (`tools[].function.parameters`, where a call is bound: `strict: true`, or a `tool_choice`
-that must call), and with `response_format`, `structured_outputs.json`, `guided_json` and `json_schema`.
+This page is about the schemas in `response_format`, `structured_outputs.json`, `guided_json`, `json_schema`, and
+`tools[].function.parameters`. The schema of a function binds calls with `strict: true`, or if `tool_choice` demands a
+call.
 
-- **enforced**: what is written fits it.
-- **ignored**: it says nothing about a value.
-- **unenforced**: it says something that no grammar can hold. Without `strict` it is left out, and the header
-  `x-moesaic-ignored` names it: `tools[0].function.parameters: not`. With `strict: true` the request is refused.
+- **enforced**: every answer fits the keyword.
+- **ignored**: the keyword does not restrict values.
+- **unenforced**: the keyword restricts values, but no grammar can enforce it. Without `strict` it is left out, and the
+  header `x-moesaic-ignored` names it: `tools[0].function.parameters: not`. With `strict: true` the request is refused.
 
-Any other name is ignored, and so is any keyword whose value is `null`, but `const`. In forms with a tag for each
-argument (`qwen3_coder`, `glm45`, `minimax_m2`) texts are held to `pattern`, to lengths up to 2,000, and to formats;
+Any other name is ignored, and so is any keyword except `const` whose value is `null`. In forms with a tag for each
+argument (`qwen3_coder`, `glm45`, `minimax_m2`), `pattern`, formats and lengths up to 2,000 are enforced for strings.
 `minProperties` other than 1, and `maxProperties`, are unenforced at the root of a function.
 """.strip()
 
 
 def schema_keywords_page(made: str) -> str:
-    """Every keyword and every format, with its effect."""
+    """Write every keyword and every format with its effect; ``made`` is the second paragraph."""
     lines = ["# Keywords of JSON schemas", "", made, "", _INTRODUCTION, ""]
     lines += ["| keyword | effect | note |", "|---|---|---|", *_rows(KEYWORDS), ""]
     lines += ["## Formats", "", "Any other format is ignored.", ""]

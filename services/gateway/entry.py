@@ -46,7 +46,8 @@ class Entry:
             given if is_request_id(given) else f"req-{secrets.token_hex(12)}", scope["method"]
         )
         scope.setdefault("state", {})["record"] = record
-        if scope["method"] == "HEAD":  # all that GET says, but the body
+        # HEAD has the status and headers of GET (RFC 9110, section 9.3.2).
+        if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
         structlog.contextvars.bind_contextvars(request_id=record.request_id)  # of this task only
         with metrics.inflight.track_inprogress():
@@ -68,7 +69,7 @@ class Entry:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 message["headers"] = [*message.get("headers", ()), *_added_headers(record)]
-            elif complete:  # of an answer without a body
+            elif complete:
                 return
             elif record.method == "HEAD" or not message.get("more_body", False):
                 complete = True
@@ -128,7 +129,7 @@ class Entry:
         coding = ",".join(headers.getlist("content-encoding"))
         is_coded = any(one.strip().lower() not in ("", "identity") for one in coding.split(","))
         if is_coded and (length != "0" or "transfer-encoding" in headers):
-            what = f"the body must come as it is, not with content-encoding {coding[:40]}"
+            what = f"the body must not be compressed, but has the content-encoding {coding[:40]}"
             refused = problem(415, "unsupported_content_encoding", what)
             refused.others = {"accept-encoding": "identity"}
             return refused

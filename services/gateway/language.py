@@ -43,7 +43,7 @@ _OWN_FIELDS = (
     "add_generation_prompt",
     "continue_final_message",
     "messages",
-)  # of a request, whatever a template asks for
+)  # fields of a request, also if a template reads them
 
 
 class ChatPrompt(NamedTuple):
@@ -52,7 +52,7 @@ class ChatPrompt(NamedTuple):
     Attributes:
         token_ids: its tokens.
         opened: how its end leaves the reasoning.
-        ignored: names of keywords for the chat template that change nothing.
+        ignored: names of keywords that the chat template does not read.
     """
 
     token_ids: list[int]
@@ -94,7 +94,8 @@ class Language:
             self._no_template = error
         source = self._template.source if self._template is not None else None
         self.dialect: Dialect = dialect_of(source, tool_call_parser, reasoning_parser)
-        self._closing = dialect_of(source).closing  # whatever answers are read for
+        # The template decides this, also if other parsers are set.
+        self._closing = dialect_of(source).closing
         serving = _serving(directory)
         self.wording = _wording(serving)
         self.classify_methods = _classify_methods(serving)
@@ -107,7 +108,7 @@ class Language:
 
     @functools.cached_property
     def dialogue(self) -> Dialogue:
-        """The model's way of asking and answering. To learn it renders the chat template.
+        """The dialogue of the model; learning it renders the chat template.
 
         Raises:
             InvalidInput: the template refuses a plain question.
@@ -115,10 +116,10 @@ class Language:
         return self._dialogue({})
 
     def dialogue_with(self, kwargs: Mapping[str, Any]) -> tuple[Dialogue, list[str]]:
-        """Learn the way of asking and answering under some keywords for the chat template.
+        """Learn the dialogue of the model with some keywords for the chat template.
 
         Returns:
-            With it, the keywords that change nothing, by their fields.
+            The dialogue, and the keywords that the template does not read, as names of fields.
 
         Raises:
             InvalidInput: the template refuses a plain question.
@@ -140,13 +141,13 @@ class Language:
         return Dialogue.of(encoder, template, ends, wording, self._closing)
 
     def _ignored(self, kwargs: Mapping[str, Any], *, tools: bool) -> list[str]:
-        """List the keywords for the chat template that change nothing.
+        """List the keywords that the chat template does not read.
 
         Raises:
-            InvalidInput: one stands for a field of the request.
+            InvalidInput: one has the name of a field of the request.
         """
         for name in kwargs.keys() & set(_OWN_FIELDS):
-            fix = f"is set from the request's own {name}: leave it out here"
+            fix = f"send {name} as a field of the request, not here"
             raise InvalidInput(f"chat_template_kwargs.{name}", fix)
         return [*kwargs] if self._template is None else self._template.ignored(kwargs, tools=tools)
 
@@ -230,10 +231,10 @@ class Language:
 
         Args:
             messages, add_generation_prompt, template_kwargs, tools: for the template.
-            control_tokens: those that the messages spell are such; else they are text.
+            control_tokens: true: control tokens in messages are encoded as such; false: as plain text.
             most: bound of the tokens, if not the model's context.
-            size: of all this, in bytes of JSON.
-            continues: end with the last message's text, so that the model goes on with it.
+            size: bytes of all this as JSON.
+            continues: end with the last message's text, so that the model continues it.
 
         Raises:
             InvalidInput: there is no chat template, it refuses these messages, or they are too long.
@@ -241,7 +242,7 @@ class Language:
         if self._template is None:
             raise self._no_template or InvalidInput("messages", "this model has no chat template")
         if continues and add_generation_prompt:
-            fix = "needs add_generation_prompt to be false: the last message goes on, and no other begins"
+            fix = "needs add_generation_prompt to be false, since no new message begins"
             raise InvalidInput("continue_final_message", fix)
         template = self._template
         tools = tools or template_kwargs.get("tools")
@@ -275,7 +276,7 @@ class Language:
 
     @property
     def template_words(self) -> frozenset[str]:
-        """Fields and texts that the chat template names, such as fields of messages."""
+        """Fields and strings that the chat template names, such as fields of messages."""
         return frozenset() if self._template is None else self._template.words
 
     def decoder(self, *, skip_special_tokens: bool, kept: Collection[str] = ()) -> StreamDecoder:
@@ -285,7 +286,7 @@ class Language:
     def spelled_prompt(
         self, token_ids: Sequence[int], text: str | None = None, *, framed: bool = False
     ) -> SpelledPrompt:
-        """Begin to spell the tokens of a prompt; without its ``text``, as they decode."""
+        """Begin to spell the tokens of a prompt; without ``text``, that of the decoded tokens."""
         if text is None:
             text = self.tokenizer.decode_long(token_ids, skip_special_tokens=False)
         return SpelledPrompt(self.spelling, token_ids, text, framed=framed)

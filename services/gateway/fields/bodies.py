@@ -82,7 +82,7 @@ class InferenceWire(RequestBody):
 
     user: str | None = None
     request_id: str | None = None
-    priority: Priority | None = Field(None, description="less goes first; default 0")
+    priority: Priority | None = Field(None, description="lower values go first; default: 0")
     cache_salt: str | None = Field(
         None,
         min_length=1,
@@ -104,11 +104,11 @@ class InferenceWire(RequestBody):
 
 
 class AskingWire(InferenceWire):
-    """Fields of the routes that put questions of their own to the model."""
+    """Fields of the routes that ask the model questions in words of their own."""
 
     chat_template_kwargs: dict[str, Any] | None = Field(
         None,
-        description="for the chat template; without it, templates that can turn reasoning off do",
+        description="for the chat template; by default, reasoning is off if the template can turn it off",
     )
 
 

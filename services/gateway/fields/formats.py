@@ -21,7 +21,7 @@ class JsonSchema(BodyPart):
 
     name: str | None = None
     description: str | None = None
-    strict: bool | None = Field(None, description="refuse what no grammar can hold")
+    strict: bool | None = Field(None, description="refuse keywords that no grammar can enforce")
     schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
 
 

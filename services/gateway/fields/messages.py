@@ -33,7 +33,7 @@ class Message(BodyPart):
 
     role: str = Field(
         max_length=64,
-        description=f"{', '.join(_ROLES)}, or another that the chat template names",
+        description=f"{', '.join(_ROLES)}, or another role that the chat template names",
     )
     content: str | list[TextPart] | None = None
     tool_calls: Annotated[list[ToolCallWire], Field(max_length=1024)] | None = None
@@ -47,11 +47,11 @@ class Message(BodyPart):
 
         Args:
             field: its place in the request, for errors.
-            words: fields and texts that the template names, such as roles of its own. If it names no developers, their
-                messages are the system's.
+            words: fields and strings that the template names, such as custom roles. If it does not name the role
+                developer, such messages become system messages.
 
         Raises:
-            InvalidInput: the turn holds something other than text, what its role does not have, or an unknown role.
+            InvalidInput: the turn has content other than text, a field that its role does not have, or an unknown role.
         """
         if self.role == "function":
             fix = "functions are not supported: use tools, and a message with role tool"
@@ -77,7 +77,7 @@ class Message(BodyPart):
         for part in self.content:
             if part.type in _TEXT_PARTS and part.text is None:
                 raise InvalidInput(
-                    f"{field}.content", f"a part of type {part.type!r} needs its text"
+                    f"{field}.content", f"a part of type {part.type!r} needs the field text"
                 )
             if part.type not in _TEXT_PARTS:
                 what = f"content of type {part.type[:40]!r} is not supported, only text"
@@ -106,9 +106,9 @@ def turns_of(messages: Sequence[Message], words: Collection[str] = ()) -> list[d
 
     Args:
         messages: the turns.
-        words: fields and texts that the template names.
+        words: fields and strings that the template names.
 
     Raises:
-        InvalidInput: a turn holds something other than text, or what its role does not have.
+        InvalidInput: a turn has content other than text, a field that its role does not have, or an unknown role.
     """
     return [message.for_template(f"messages[{i}]", words) for i, message in enumerate(messages)]

@@ -90,7 +90,7 @@ class RerankWire(AskingWire):
 
     query: str
     documents: list[str | DocumentWire] = Field(min_length=1, max_length=MAX_PROMPTS)
-    top_n: int | None = Field(None, ge=0, description="how many to give; 0 for all")
+    top_n: int | None = Field(None, ge=0, description="number of results; 0: all")
     return_documents: bool | None = None
     instruction: str | None = Field(None, max_length=10_000)
 

@@ -9,7 +9,7 @@ What a body leaves out is as the model's maker has it (``defaults``), and else a
 | Field of a body | Left out | On the wire |
 |---|---|---|
 | ``temperature``, ``repetition_penalty`` | 1 | the number |
-| ``top_p`` | 1 | the number; for 0 the least share there is, which the likeliest token has alone |
+| ``top_p`` | 1 | the number; for 0 the smallest share, so that only the most likely token is left |
 | ``top_k`` | 0, as -1: all tokens | the number |
 | ``min_p``, ``presence_penalty``, ``frequency_penalty`` | 0 | the number |
 | ``logit_bias``, ``allowed_token_ids`` | empty | the same |
@@ -62,7 +62,7 @@ class LengthWire(InferenceWire):
 
     max_tokens: int | None = Field(None, ge=1, lt=1 << 31)
     max_completion_tokens: int | None = Field(
-        None, ge=1, lt=1 << 31, description="the same as max_tokens, over which it goes"
+        None, ge=1, lt=1 << 31, description="another name of max_tokens, which it overrides"
     )
     min_tokens: int = Field(0, ge=0, lt=1 << 31)
 
@@ -83,7 +83,7 @@ class SamplingWire(LengthWire):
 
     temperature: Annotated[float | None, OnWire(1.0)] = Field(None, ge=0, le=2)
     top_p: Annotated[float | None, OnWire(1.0, lambda p: max(p, LEAST_TOP_P))] = Field(
-        None, ge=0, le=1, description="0: the likeliest token"
+        None, ge=0, le=1, description="0: only the most likely token"
     )
     top_k: Annotated[int | None, OnWire(0, lambda k: max(0, k))] = Field(None, ge=-1, lt=1 << 31)
     min_p: Annotated[float | None, OnWire(0.0, _without_sign)] = Field(None, ge=0, le=1)
@@ -105,7 +105,7 @@ class SamplingWire(LengthWire):
         None,
         ge=-INT64,
         lt=INT64,
-        description="of the first answer, the next one's is one more; default: random",
+        description="of the first answer; each further one adds 1; default: random",
     )
 
     def sampling(

@@ -69,7 +69,7 @@ class ToolWire(BodyPart):
         return ToolFunction(wire.name, wire.parameters or NO_PARAMETERS, bool(wire.strict))
 
     def for_template(self) -> Mapping[str, Any]:
-        """Give the tool as it was sent, with fields of its own and in its order, as ``transformers`` does."""
+        """Return the tool as it was sent, with custom fields and in its order, as ``transformers`` does."""
         return self._sent
 
 
@@ -139,7 +139,7 @@ class ToolFields(Bounded):
             ]
         },
         description="none, auto, required, the function to call, or the tools that may be called; "
-        "auto where there are tools",
+        "default: auto if there are tools",
     )
     parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
 
@@ -151,10 +151,10 @@ class ToolFields(Bounded):
 
 
 def choice_of(choice: Any) -> ToolChoice:
-    """Read a ``tool_choice``. The forms of OpenAI's Responses API, which nest less, are taken too.
+    """Read a ``tool_choice``. The flatter forms of OpenAI's Responses API are accepted too.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it has none of the forms.
     """
     if choice is None:
         return ToolChoice()

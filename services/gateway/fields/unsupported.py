@@ -53,12 +53,13 @@ def check_extras(body: BaseModel) -> list[str]:
 def with_template(
     ignored: Sequence[str], keywords: Sequence[str], words: Collection[str]
 ) -> list[str]:
-    """Name what changes nothing once the chat template is known.
+    """List the ignored fields of a chat, when its template is known.
 
     Args:
         ignored: fields that ``check_extras`` named.
         keywords: keywords for the template that it does not ask for.
-        words: fields that the template names: those of messages reach it. Tools reach it whole.
+        words: fields that the template names, so fields of messages with these names are not ignored. No field of
+            tools is ignored, since tools reach the template whole.
     """
     left = {
         name
@@ -112,5 +113,5 @@ def _shown(names: set[str]) -> list[str]:
 
 
 def few(names: list[str]) -> list[str]:
-    """Bound the names in a header: of very many some, and ``and-more``."""
+    """Limit the names in a header: the first ones, and ``and-more`` for the others."""
     return names if len(names) <= MAX_NAMES else [*names[:MAX_NAMES], "and-more"]

@@ -59,7 +59,7 @@ async def begin(
 
 
 def _grammar(admitted: Admitted[GenerationWire], speech: Speech) -> Grammar | None:
-    """Make the grammar of the answers; what it does not hold is noted for the answer's header."""
+    """Make the grammar of the answers, and note the keywords that it does not enforce for the answer's header."""
     asked, unenforced = grammar_of(admitted.body), dict[str, set[str]]()
     grammar = speech.grammar(asked.grammar, admitted.gateway.language.marker_id, unenforced)
     if unenforced and isinstance(admitted.body, ChatWire):

@@ -134,5 +134,5 @@ class ChatShape:
 
     @property
     def names(self) -> TokenNames:
-        """The names of tokens."""
+        """The names of tokens in ``logprobs``."""
         return TokenNames(self.language.spelling, as_ids=self.body.return_tokens_as_token_ids)

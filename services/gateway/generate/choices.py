@@ -49,8 +49,8 @@ class Ending:
 class GrowingChoice:
     """One answer, up to its end.
 
-    Stop strings are looked for in what the caller gets as content. Where a reader takes the answer apart, they do not
-    count in the reasoning and in calls, and none reaches from one part into another.
+    Stop strings are searched only in the content that the caller gets. If a reader splits the answer, they are not
+    searched in reasoning and calls, and a match lies within one part.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class GrowingChoice:
             self._put(piece, self._reader.feed(text))
 
     def _put(self, piece: Piece, parts: Iterable[Part]) -> None:
-        """Add parts to a piece, up to a stop string in their content."""
+        """Add parts to a piece, up to the first stop string in their content."""
         for part in parts:
             if self._finder.hit is not None:
                 return
@@ -123,11 +123,11 @@ class GrowingChoice:
                 piece.parts.append(Part("content", text))
 
     def _searched(self, text: str) -> str:
-        """Look for stop strings; gives the text that is certain to be shown."""
+        """Search stop strings; returns the text that no stop string can take back."""
         return self._finder.feed(text) if self.num_tokens > self._ending.min_tokens else text
 
     def _release(self, piece: Piece) -> None:
-        """Show what was withheld: no stop string goes on from it."""
+        """Release the withheld text, since no stop string can continue from it."""
         held = self._finder.flush()
         if held and self._reader is not None:
             piece.parts.append(Part("content", held))

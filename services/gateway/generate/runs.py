@@ -105,7 +105,7 @@ def runs_of(
         if body.min_tokens > max_tokens:
             fix = f"must be at most max_tokens ({max_tokens}), got {body.min_tokens}"
             raise InvalidInput("min_tokens", fix)
-        # A seed of the caller's gives equal prompts equal answers; without one, no two answers are the same draw.
+        # With a caller's seed, equal prompts have equal answers. Without one, every answer is an independent draw.
         first = seed + (len(runs) if drawn else 0)
         runs += [
             Run(prompt, work, terms, max_tokens=max_tokens, seed=wrapped(first + k))

@@ -53,12 +53,12 @@ class Speech:
     def grammar(
         self, asked: Grammar | None, token_id: TokenId, unenforced: Unenforced | None = None
     ) -> Grammar | None:
-        """Combine the form of the answer that the request asks for with its calls and the reasoning before it.
+        """Combine the requested form of the answer with its calls and the reasoning before it.
 
         Args:
             asked: the form.
-            token_id: id of the token that a text is by itself, if it is one.
-            unenforced: gets the keywords of schemas that the grammar does not hold, by function.
+            token_id: returns the id of the token with exactly that text, if there is one.
+            unenforced: filled with the schema keywords that the grammar does not enforce, by function.
 
         Raises:
             InvalidInput: they cannot be combined.
@@ -115,10 +115,10 @@ def wanted_of(body: ChatWire, language: Language) -> Wanted:
 
 
 def unenforced_names(tools: Sequence[ToolWire], unenforced: Unenforced) -> list[str]:
-    """Name the keywords of functions' schemas that their calls are not held to.
+    """List the keywords of functions' schemas that the grammar of their calls does not enforce.
 
     Raises:
-        InvalidInput: a strict function has such.
+        InvalidInput: a strict function has such a keyword.
     """
     named = []
     for number, tool in enumerate(tools):
@@ -142,10 +142,10 @@ def _check_model(language: Language) -> None:
 
 
 def template_kwargs_of(body: ChatWire, language: Language) -> tuple[dict[str, Any], list[str]]:
-    """Make the keywords for the chat template; what a caller gives as such goes over the fields beside them.
+    """Make the keywords for the chat template; ``chat_template_kwargs`` overrides the other fields.
 
     Returns:
-        The keywords, and the names of fields that this template has no place for: they change nothing.
+        The keywords, and the names of fields that this template does not read.
     """
     effort = body.reasoning_effort
     asked = {"reasoning_effort": effort, "verbosity": body.verbosity}

@@ -17,7 +17,7 @@ ANY_OBJECT = '{"type": "object"}'
 
 
 class AskedGrammar(NamedTuple):
-    """The grammar that a request asks for, and names of what it leaves out of a schema."""
+    """The grammar of a request, and the schema keywords that it leaves out."""
 
     grammar: Grammar | None
     unenforced: list[str]
@@ -27,7 +27,7 @@ def grammar_of(body: GenerationWire) -> AskedGrammar:
     """Find the grammar that a request asks for, if any.
 
     Raises:
-        InvalidInput: the request asks for several, for a very long one, or for a strict one that cannot be held.
+        InvalidInput: there are several, it is very long, or a strict schema has a keyword that no grammar can enforce.
     """
     unenforced: list[str] = []
     wanted = [*_of_response_format(body, unenforced), *_of_structured_outputs(body, unenforced)]
@@ -39,19 +39,19 @@ def grammar_of(body: GenerationWire) -> AskedGrammar:
 
 
 def check_strict(field: str, keywords: Set[str], *, strict: bool) -> None:
-    """Check that a strict schema has no keyword that no grammar can hold.
+    """Check that a grammar can enforce all keywords of a strict schema.
 
     Raises:
-        InvalidInput: it has one.
+        InvalidInput: it cannot.
     """
     if strict and keywords:
         names = ", ".join(sorted(keywords))
-        fix = f"cannot be held to {names} as strict says: leave {names} out, or send strict false"
+        fix = f"no grammar can enforce {names}: leave {names} out, or send strict false"
         raise InvalidInput(field, fix, code="unsupported_parameter")
 
 
 def names_of(field: str, keywords: Set[str]) -> list[str]:
-    """Name keywords of a field, for the header of what changed nothing."""
+    """Write the keywords of a field as entries of ``x-moesaic-ignored``."""
     return [f"{field}: {keyword}" for keyword in sorted(keywords)]
 
 
@@ -150,10 +150,10 @@ def _grammars(
 def _text(
     schema: str | bool | dict[str, Any], field: str, unenforced: list[str], *, strict: bool = False
 ) -> str:
-    """Write a schema as text, as a grammar takes it; a worker refuses one that is no schema.
+    """Write a schema as text, as a grammar takes it; a worker refuses invalid schemas.
 
     Raises:
-        InvalidInput: it is very long, or nested too deeply, or strict and cannot be held.
+        InvalidInput: it is very long, nested too deeply, or strict with a keyword that no grammar can enforce.
     """
     if isinstance(schema, str):
         if len(schema) > MAX_GRAMMAR_CHARS:

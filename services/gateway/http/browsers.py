@@ -45,9 +45,9 @@ class BrowserGuard:
                 )
         host = headers.get("host", "")
         here = _host_of(host)
-        # Only clients of HTTP/1.0 may leave it out, and no browser does.
+        # Only clients of HTTP/1.0 may leave the header out; no browser does.
         if "host" in headers and not self._answers_to(here):
-            what = f"the header host names {host[:_MAX_SHOWN]!r}, which this gateway does not know"
+            what = f"the host header names {host[:_MAX_SHOWN]!r}, which this gateway does not know"
             return problem(403, "host_not_allowed", f"{what}: {_FIX}")
         if "origin" in headers:
             return self._foreign("origin", headers["origin"], here)

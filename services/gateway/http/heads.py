@@ -1,4 +1,4 @@
-"""Heads of requests by RFC 9110 and 9112: those to refuse, and targets that name a host."""
+"""Checks of request heads by RFC 9110 and 9112, and targets that name a host."""
 
 import re
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ _ABSOLUTE = re.compile(rb"https?://([^/?#]*)([^#]*).*", re.IGNORECASE | re.DOTAL
 def fault_of(
     method: bytes, target: bytes, version: str, headers: Sequence[Header]
 ) -> HttpProblem | None:
-    """Find what is wrong with a head that can be parsed."""
+    """Find the fault of a head that the parser accepts; None: it is valid."""
     if version == "0.9":
-        return _invalid("the first line has no version of HTTP that is spoken here")
+        return _invalid("the request line has no supported version of HTTP: use HTTP/1.1")
     if version not in VERSIONS:
-        what = f"HTTP/{version} is not spoken here: send HTTP/1.1"
+        what = f"HTTP/{version} is not supported: use HTTP/1.1"
         return problem(505, "http_version_not_supported", what)
     if method == b"CONNECT":
-        return problem(501, "not_implemented", "no tunnels are made here")
+        return problem(501, "not_implemented", "tunnels (CONNECT) are not supported")
     return (
         fault_of_length(target)
         or _fault_of_host(version, target, headers)
@@ -32,7 +32,7 @@ def fault_of(
 
 
 def fault_of_length(target: bytes) -> HttpProblem | None:
-    """Refuse a target that is too long, also where not all of it is here."""
+    """Refuse a target that is too long, also before all of it has arrived."""
     if len(target) <= MAX_TARGET_BYTES:
         return None
     what = f"the target of the request must be at most {MAX_TARGET_BYTES} bytes"
@@ -40,7 +40,7 @@ def fault_of_length(target: bytes) -> HttpProblem | None:
 
 
 def split_target(target: bytes) -> tuple[bytes | None, bytes]:
-    """Take an absolute target apart into its host and the path with its query; other targets have no host."""
+    """Split an absolute target into its host and the path with its query; other targets have no host."""
     found = _ABSOLUTE.fullmatch(target)
     if found is None:
         return None, target
@@ -52,20 +52,20 @@ def _fault_of_host(version: str, target: bytes, headers: Sequence[Header]) -> Ht
     hosts = [value for name, value in headers if name == b"host"]
     named, path = split_target(target)
     if len(hosts) > 1:
-        return _invalid(f"the header host is there {len(hosts)} times: send one")
+        return _invalid(f"the request has {len(hosts)} host headers: send one")
     if not hosts and version != "1.0":
-        return _invalid("the header host is missing")
+        return _invalid("the host header is missing")
     if not all(_AUTHORITY.fullmatch(host) for host in hosts):
-        return _invalid("the header host is no host, with or without a port")
+        return _invalid("the host header must be a host, with or without a port")
     if named is not None and not _AUTHORITY.fullmatch(named):
         return _invalid("the target of the request names no host")
     if not path.startswith(b"/"):
-        return _invalid("the target of the request must be a path, or an address with http")
+        return _invalid("the target of the request must be a path, or a URL with http or https")
     return None
 
 
 def _fault_of_codings(version: str, headers: Sequence[Header]) -> HttpProblem | None:
-    """Refuse bodies whose end would be a guess."""
+    """Refuse bodies whose end is ambiguous."""
     told = [value for name, value in headers if name == b"transfer-encoding"]
     if not told:
         return None
@@ -77,7 +77,7 @@ def _fault_of_codings(version: str, headers: Sequence[Header]) -> HttpProblem | 
     if codings[-1] != b"chunked" or codings.count(b"chunked") > 1:
         return _invalid("the transfer-encoding must end with chunked, once")
     if len(codings) > 1:
-        what = "the only transfer-encoding here is chunked: send the body without another"
+        what = "the only supported transfer-encoding is chunked: remove the others"
         return problem(501, "not_implemented", what)
     return None
 

@@ -22,11 +22,11 @@ HEAD_S = 30.0  # for them to arrive
 BODY_PER_FRAMING = 8
 PACKET_BYTES = 16 << 10  # that are parsed between two looks at what they were
 MAX_PIPELINED = 32  # requests that wait for the answer to one before them
-# A request that was answered before all of it came, mostly because it is refused: so much more of it is read, and for
-# so long, since a connection that is closed with something unread may lose its answer. Forms with files are as long.
+# A refused request may be answered before all of it has arrived. The rest is read up to these limits, since a client
+# can lose the answer if the connection is closed with unread bytes. They are large enough for uploads of files.
 DRAIN_BYTES = 201 << 20
 DRAIN_S = 10.0
-REFUSED_BYTES = 1 << 20  # the same behind what cannot be parsed, or has no bounds
+REFUSED_BYTES = 1 << 20  # the same after bytes that cannot be parsed, or have no clear end
 MAX_CONNECTIONS = 1 << 16  # of a gateway; and half of the files that it may open
 UNSENT_BYTES = (64 << 10, 16 << 10)  # from which on writers wait, and down to which
 
@@ -54,7 +54,7 @@ class Connections(ServerState):
 
 
 class Cycle(RequestResponseCycle):
-    """One request and its answer. HTTP/1.0 knows no chunks: a body of unknown length ends with the connection."""
+    """One request and its answer. HTTP/1.0 has no chunks: a body of unknown length ends with the connection."""
 
     _ends_unchunked = False
 
@@ -68,19 +68,19 @@ class Cycle(RequestResponseCycle):
         if self.scope["http_version"] == "1.0" and b"content-length" not in names:
             self._ends_unchunked, self.chunked_encoding = True, False
         await super().send(message)
-        protocol = self.transport.get_protocol()  # none: the client has gone
+        protocol = self.transport.get_protocol()  # None: the client has disconnected
         if not self.keep_alive and isinstance(protocol, BoundedHttp):
-            # uvicorn would close what is still being read
+            # uvicorn would close the connection while the request is still being read.
             self.keep_alive, self.on_response = True, protocol.hang_up
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """One connection. A message that is wrong, too long or too slow ends it, with an answer that says so.
+    """One connection. An invalid, too long or too slow message ends it, with an error as the answer.
 
     The parser itself would collect a header without an end, or a trailer behind a chunked body, for ever.
     """
 
-    _packet = b""  # that is parsed now
+    _packet = b""  # being parsed
     _in_head = True
     _in_message = False
     _num_messages = 0
@@ -89,9 +89,9 @@ class BoundedHttp(HttpToolsProtocol):
     _drain_bytes = 0  # that may still come of a message that was answered
     _too_late: asyncio.TimerHandle | None = None
     _fault: HttpProblem | None = None  # of the head that came last
-    _refusal: HttpProblem | None = None  # which ends the connection; what comes now is not parsed
-    _hung_up = False  # the last answer is out; likewise
-    _begun: RequestResponseCycle | None = None  # the request that is answered
+    _refusal: HttpProblem | None = None  # ends the connection; later bytes are not parsed
+    _hung_up = False  # the last answer was sent; later bytes are not parsed
+    _begun: RequestResponseCycle | None = None  # of the answer in progress
 
     server_state: Connections
 
@@ -109,7 +109,7 @@ class BoundedHttp(HttpToolsProtocol):
         self.forget()
         self.pipeline.clear()
         if self._begun is not None and not self._begun.response_complete:
-            # uvicorn tells the request that came last, which may wait behind it
+            # uvicorn notifies only the newest request, which may be waiting behind this one.
             self._begun.disconnected = True
             self._begun.message_event.set()
         super().connection_lost(exc)
@@ -161,7 +161,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._drain(len(data))
 
     def _drain(self, num_bytes: int) -> None:
-        """Read past bytes that nobody waits for, up to a bound."""
+        """Discard bytes of an answered request, up to a limit."""
         self._drain_bytes -= num_bytes
         if self._drain_bytes < 0:
             self.transport.close()
@@ -184,23 +184,26 @@ class BoundedHttp(HttpToolsProtocol):
         method, version = self.parser.get_method(), self.parser.get_http_version()
         self._fault = fault_of(method, self.url, version, self.headers)
         if self._fault is not None:
-            raise ValueError("a head that is refused")  # for the parser, which asks for the answer
+            # The parser then calls send_400_response.
+            raise ValueError("a head that is refused")
         if self.parser.should_upgrade():
             return
         host, self.url = split_target(self.url)
-        if host is not None:  # it goes over that of the header
+        # The host of the target overrides the header (RFC 9112, section 3.2.2).
+        if host is not None:
             self.headers[:] = [header for header in self.headers if header[0] != b"host"]
             self.headers.append((b"host", host))
         super().on_headers_complete()
         self._in_head, self._other_bytes = False, 0
         self._end_wait()
-        self.cycle.__class__ = Cycle  # uvicorn makes cycles itself
+        # uvicorn creates the cycles itself, and has no setting for their class.
+        self.cycle.__class__ = Cycle
         if version == "1.0":
             self.cycle.waiting_for_100_continue = False
         if len(self.pipeline) > MAX_PIPELINED:
-            what = f"at most {MAX_PIPELINED} requests may wait for the answer to one before them"
+            what = f"at most {MAX_PIPELINED} requests may wait on one connection"
             self._fault = problem(400, "invalid_request", what)
-            raise ValueError("too many requests")  # for the parser, which asks for the answer
+            raise ValueError("too many requests")
 
     def on_body(self, body: bytes) -> None:
         """Count bytes of the body."""
@@ -238,17 +241,16 @@ class BoundedHttp(HttpToolsProtocol):
         return self.cycle is not None and self.cycle.response_complete and not self._in_head
 
     def send_400_response(self, msg: str) -> None:
-        """Answer bytes that are not HTTP, and heads that are refused, as every other error."""
+        """Answer bytes that are not HTTP, and refused heads, in the form of every other error."""
         invalid = problem(400, "invalid_request", "the request is not valid HTTP/1.1")
         bounded = self._fault is not None and self._in_head
         self._refuse(self._fault or invalid, DRAIN_BYTES if bounded else REFUSED_BYTES)
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Pass over an offer of another protocol. The parser ends there, so that another one reads the request."""
+        """Ignore an offer of another protocol. The parser stops there, so a new one reads the request again."""
+        # uvicorn calls this while it handles that exception.
         found = sys.exception()
-        assert isinstance(
-            found, httptools.HttpParserUpgrade
-        )  # uvicorn calls this where it has caught one
+        assert isinstance(found, httptools.HttpParserUpgrade)
         [at] = found.args
         first = self.parser.get_method(), self.url, self.parser.get_http_version().encode()
         lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
@@ -274,7 +276,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._refuse(problem(408, "request_timeout", message))
 
     def _refuse(self, why: HttpProblem, drain_bytes: int = REFUSED_BYTES) -> None:
-        """Answer past the application, behind the answers to the requests before, and hang up."""
+        """Answer without the application, after the answers to earlier requests, and close the connection."""
         self._end_wait()
         self._refusal, self._drain_bytes = why, drain_bytes
         cycle = self.cycle
@@ -291,7 +293,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._end_with(why)
 
     def _end_with(self, why: HttpProblem) -> None:
-        """Send the last answer, and hang up."""
+        """Send the last answer, and close the connection."""
         if self.transport.is_closing():
             return
         body = msgspec.json.encode(ErrorReply(why.body))
@@ -307,7 +309,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._linger()
 
     def hang_up(self) -> None:
-        """End the connection behind the answer that is out; nothing behind its request is answered."""
+        """Close the connection after an answer that was sent; later requests on it get none."""
         if not self.transport.is_closing():
             self.pipeline.clear()
             self.flow.resume_reading()
@@ -315,7 +317,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._linger()
 
     def _linger(self) -> None:
-        """Say that no more comes, and read on for a while: to close with something unread may lose what was said."""
+        """Shut down writing, and read for a while: the client can lose the answer if unread bytes are left."""
         self._hung_up = True
         self.transport.write_eof()
         self.server_state.silent[self] = None

@@ -28,14 +28,14 @@ class Text(Protocol):
 
 @dataclass(frozen=True)
 class TokenNames:
-    """The names of tokens. One that has parts of characters is named by its bytes, as OpenAI's API does."""
+    """The names of tokens. A token with a part of a character is named by its bytes, as in OpenAI's API."""
 
     spelling: Spelling
     mark: str = ""  # before bytes
     as_ids: bool = False
 
     def name(self, token_id: int, place: TokenPlace) -> str:
-        """Name a token that stands, or might stand, at a place."""
+        """Name a token at a place in the text, or an alternative to it."""
         if self.as_ids:
             return f"token_id:{token_id}"
         spelled = self.spell(token_id, place)
@@ -45,7 +45,7 @@ class TokenNames:
             return self.mark + spelled.decode(errors="backslashreplace")
 
     def spell(self, token_id: int, place: TokenPlace) -> bytes:
-        """Give the bytes of a token at a place."""
+        """Return the bytes of a token at a place in the text."""
         return self.spelling.of(token_id, place.first)
 
 
@@ -77,10 +77,10 @@ def completion_logprobs(
         place = text.place(token_id)
         top: dict[str, float] = {}
         for other, logprob in zip(entry.top_token_ids, entry.top_logprobs, strict=True):
-            # Of several tokens with one name the likeliest counts, which comes first.
+            # The most likely of several tokens with one name comes first, and is kept.
             top.setdefault(names.name(other, place), max(logprob, LOWEST))
         name, logprob = names.name(token_id, place), max(entry.logprob, LOWEST)
-        # The chosen one is there with its own number, even if it is unlikely.
+        # The chosen token is listed with its own value, even if it is unlikely.
         top[name] = logprob
         out.text_offset.append(place.offset)
         out.token_logprobs.append(logprob)

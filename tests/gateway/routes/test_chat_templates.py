@@ -331,7 +331,7 @@ async def test_a_message_that_cannot_go_on_is_refused(
         (
             [{"role": "user", "content": [{"type": "text"}]}],
             "messages[0].content",
-            "needs its text",
+            "needs the field text",
         ),
         (
             [{"role": "user", "content": [{"type": "image_url"}]}],

@@ -22,24 +22,24 @@ def _all(effect: Effect, names: str) -> dict[str, Keyword]:
     return dict.fromkeys(names.split(), Keyword(effect))
 
 
-DISJOINT = "taken as `anyOf`; unenforced where two of its schemas may fit one value"
+DISJOINT = "read as `anyOf`; unenforced if a value may fit two of its schemas"
 KEYWORDS: dict[str, Keyword] = {
     **_all("enforced", "type enum const anyOf allOf properties required items prefixItems"),
     **_all("enforced", "minimum maximum multipleOf minItems maxItems minLength maxLength"),
     **_all("enforced", "exclusiveMinimum exclusiveMaximum $defs definitions $anchor $id"),
     "oneOf": Keyword("enforced", DISJOINT),
-    "$ref": Keyword("enforced", "within the schema; unenforced where it leads out of it"),
+    "$ref": Keyword("enforced", "within the schema; unenforced if it points outside"),
     "$dynamicRef": Keyword("enforced", "as `$ref`"),
     "$recursiveRef": Keyword("enforced", "as `$ref`"),
     "$dynamicAnchor": Keyword("enforced", "as `$anchor`"),
-    "additionalProperties": Keyword("enforced", "`false` at the root of a function, if left out"),
-    "patternProperties": Keyword("enforced", "unenforced where two patterns may fit one name"),
-    "minProperties": Keyword("enforced", "unenforced beside properties that may be left out"),
-    "maxProperties": Keyword("enforced", "unenforced beside properties that may be left out"),
-    "additionalItems": Keyword("enforced", "behind a list of `items`, as in draft 7"),
-    "nullable": Keyword("enforced", "of OpenAPI: `null` fits too"),
+    "additionalProperties": Keyword("enforced", "default at the root of a function: `false`"),
+    "patternProperties": Keyword("enforced", "unenforced if a name may fit two patterns"),
+    "minProperties": Keyword("enforced", "unenforced beside optional properties"),
+    "maxProperties": Keyword("enforced", "unenforced beside optional properties"),
+    "additionalItems": Keyword("enforced", "after a list of `items`, as in draft 7"),
+    "nullable": Keyword("enforced", "of OpenAPI: also allows `null`"),
     "pattern": Keyword("enforced", "unenforced with look-arounds, back references, `\\b`"),
-    "format": Keyword("enforced", "those of the second table"),
+    "format": Keyword("enforced", "see the second table"),
     **_all("ignored", "title description default examples example deprecated readOnly writeOnly"),
     **_all("ignored", "$schema $comment $vocabulary $recursiveAnchor id contentEncoding"),
     **_all("ignored", "contentMediaType contentSchema discriminator xml externalDocs"),
