@@ -83,10 +83,10 @@ def decode_text(text: str, field: str, room: JsonRoom) -> Any:
 
 
 def decode_beginning(text: str, field: str) -> Any:
-    """Decode JSON that breaks off, up to there; ``decode_text`` was tried before, and took the room.
+    """Decode the part of a JSON text that broke off. Call ``decode_text`` first, which counts the size.
 
     Returns:
-        The value, its last text cut as it is; None if the text is no beginning of JSON.
+        The value, whose last string may be cut; None if the text is not the beginning of JSON.
 
     Raises:
         InvalidInput: it is nested too deeply; names ``field``.
@@ -97,7 +97,7 @@ def decode_beginning(text: str, field: str) -> Any:
         if str(error).startswith(TOO_DEEP):
             raise too_deep(field) from None
         return None
-    except TypeError:  # half a character
+    except TypeError:  # half of a surrogate pair
         return None
 
 

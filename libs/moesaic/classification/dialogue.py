@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from moesaic.classification.wording import PACKAGED, Wording
 
 _PROBE = "x"
-_ANSWER = "probe_answer"  # in no template's own text
+_ANSWER = "probe_answer"  # in the text of no template
 
 
 class Encoder(Protocol):
@@ -33,7 +33,7 @@ class Template(Protocol):
 
 @dataclass(frozen=True)
 class Dialogue:
-    """A model's way of asking and answering, learned once from its tokenizer and template.
+    """The form of questions and answers of a model, learned once from its tokenizer and template.
 
     Questions and answers are text, whatever they spell: the author of a text cannot end the turn in
     it and answer himself.
@@ -69,7 +69,7 @@ class Dialogue:
             tokenizer, template: of the model.
             eos_token_ids: its end tokens.
             wording: the words of its questions.
-            closing: writes the text that ends the reasoning at the end of a prompt; None: there is no reasoning.
+            closing: returns the text that ends a prompt's open reasoning; empty: it is closed; None: there is none.
         """
         if template is None:
             return cls(tokenizer, None, " ", tuple(eos_token_ids[:1]), wording)
@@ -81,11 +81,11 @@ class Dialogue:
         ending = tokenizer.encode_parted(after, add_special_tokens=False)
         ends = [token_id for token_id in ending if token_id in eos_token_ids] or [*eos_token_ids]
         between = before[len(asked) :] if before.startswith(asked) else ""
-        between = between.partition(_ANSWER)[0]  # a template may write an answer more than once
+        between = between.partition(_ANSWER)[0]  # A template may write an answer more than once.
         close = closing(asked)
         if between.isspace() and close is None:
             return cls(tokenizer, template, between, tuple(ends[:1]), wording)
-        # Text of the template stands in the prompt. Its own way to an answer goes before any other.
+        # If the template itself writes text before an answer, nothing else may end the reasoning.
         opening = between if between.strip() or not close else close
         lead = " " if opening.endswith(" ") else ""
         opening = opening.removesuffix(lead)

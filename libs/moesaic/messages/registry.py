@@ -38,7 +38,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="worker.v1"):
     dtype: Name = ""
     # workers: the form that linear layers and experts are held in; the same
     quantization: Name = ""
-    # of config.json, and of the end tokens that only the tokenizer names; empty: made by a version that did not tell it
+    # of config.json and end tokens that only the tokenizer names; empty: of a version without this field
     config_digest: Name = ""
     slots_per_layer: _FewExperts = 0  # expert workers: capacity
     ridge_rows: SmallCount = 0  # expert workers: rows of an expert that take as long as its weights

@@ -26,7 +26,7 @@ def found_of(alteration: Alteration, directory: Path) -> str:
             return "no reference"
         served = Served(directory)
     except CheckpointError as error:
-        fields = (*alteration.file, *alteration.changes, "have no place")
+        fields = (*alteration.file, *alteration.changes, "are not part of")
         named = any(name in str(error) for name in fields)
         return "refused" if named else f"names no field: {error}"
     if served.config.max_positions < len(PROMPT):

@@ -262,7 +262,7 @@ def test_qwen_layers_are_dense_where_the_config_says(
         (
             QWEN3,
             {"rope_scaling": {"type": "linear", "factor": 2.0, "alpha": 1000.0}},
-            "rope_scaling.alpha: 1000.0 is not known as a field of a rotation",
+            "rope_scaling.alpha: 1000.0 is not a known field of a rope group",
         ),
     ],
 )

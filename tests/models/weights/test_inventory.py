@@ -100,7 +100,7 @@ def test_tensors_that_nobody_reads_are_refused_and_named(add: Add) -> None:
         Served(directory)
 
     text = str(refused.value)
-    assert "5 tensors have no place in the model" in text
+    assert "5 tensors are not part of the model" in text
     assert "model.layers.0.mlp.bias, model.layers.1.mlp.bias, model.layers.2.mlp.bias" in text
     assert text.endswith("and 2 more")
 
@@ -110,7 +110,7 @@ def test_a_layer_more_than_the_configuration_says_is_refused(add: Add) -> None:
     path = directory / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 2}))
 
-    with pytest.raises(CheckpointError, match=r"have no place.*model\.layers\.2\."):
+    with pytest.raises(CheckpointError, match=r"are not part of.*model\.layers\.2\."):
         Served(directory)
 
 

@@ -77,7 +77,7 @@ class GrammarCompiler:
 
     def __init__(self, directory: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         """``directory`` has the files of the model's tokenizer, which are read when first needed."""
-        # The file itself may be a link, as in the hub's cache, to where the others are not beside it.
+        # In the hub's cache the file is a link, and the other files are not beside its target.
         self._path, self._vocab_size = directory.resolve() / "tokenizer.json", vocab_size
         self._eos_token_ids = list(eos_token_ids)
         self._trial = GrammarTrial(self._path, vocab_size, eos_token_ids, most=NUM_THREADS)

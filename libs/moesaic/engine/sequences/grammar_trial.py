@@ -90,7 +90,7 @@ def load_tokenizer(path: Path, vocab_size: int, eos_token_ids: Sequence[int]) ->
     """Load a model's tokenizer for ``llguidance``, with end tokens that no text can hold.
 
     Args:
-        path: of ``tokenizer.json``; the files beside it count too.
+        path: of ``tokenizer.json``; the files beside it are read too.
         vocab_size: tokens that the model knows.
         eos_token_ids: its end tokens.
 

@@ -35,7 +35,7 @@ __all__ = [
 
 
 def load_config(directory: Path) -> ModelConfig:
-    """Read the model directory's ``config.json``, ``generation_config.json`` and end tokens, and no weights.
+    """Read the model directory's ``config.json``, ``generation_config.json`` and end tokens, but no weights.
 
     Raises:
         CheckpointError: not a directory, no ``config.json``, or a field that is missing, invalid,

@@ -22,11 +22,11 @@ def read_end_tokens(
 ) -> Mapping[int, str]:
     """Unite the end tokens of ``config.json``, of ``generation_config.json`` and of the tokenizer.
 
-    A token beyond the vocabulary cannot come, so it is left out with a warning. The default of a family counts only if
-    no file names a token.
+    The model cannot write a token beyond the vocabulary, so it is left out with a warning. The family's default is used
+    only if no file names a token.
 
     Returns:
-        The first file that names it, by each token.
+        For each token, the first file that names it.
 
     Raises:
         CheckpointError: a file is not valid.
@@ -49,7 +49,7 @@ def _named(config: Fields, generation: Fields, directory: Path | None) -> Iterat
             yield from ((file, token_id) for token_id in fields.sizes(_FIELD))
     if directory is None:
         return
-    # The token that a tokenizer's class has by default is nobody's word on this model.
+    # The default token of a tokenizer's class need not be one of this model.
     text = read_special_tokens(directory, of_class=False).get("eos_token")
     if text and (files := TokenizerFiles.read(directory)).base:
         yield CONFIG, files.ids()[text]

@@ -57,7 +57,7 @@ class Fields:
         defaults: Mapping[str, Any] = MappingProxyType({}),
         asked: set[str] | None = None,
     ) -> None:
-        """Read ``values`` of ``file``; of an object in it, with a ``prefix``, and what is ``asked`` for in common."""
+        """Read ``values`` of ``file``; for an object in it, give its ``prefix`` and the file's ``asked``."""
         self._file, self._values, self._prefix = file, values, prefix
         self._defaults, self._spelled = defaults, dict[str, str]()
         self.asked = set[str]() if asked is None else asked
@@ -136,7 +136,7 @@ class Fields:
         return value
 
     def choice(self, name: str, allowed: tuple[str, ...], *, lowered: bool = False) -> str:
-        """Read one of ``allowed``; with ``lowered``, in letters of any size."""
+        """Read one of ``allowed``; ``lowered``: upper and lower case are the same."""
         value = self._get(name)
         found = value.lower() if lowered and isinstance(value, str) else value
         if found not in allowed:
@@ -193,9 +193,9 @@ class Fields:
         self.asked.add(self._prefix + name)
 
     def refuse_unread(self, without_effect: Container[str], why: str) -> None:
-        """Refuse, for the reason ``why``, a field of the file that nobody has asked for.
+        """Refuse a field of the file that was never read, with the reason ``why``.
 
-        A field that is null, false or empty says nothing, and those ``without_effect`` may say anything.
+        Fields that are null, false or empty, and those ``without_effect``, are accepted.
         """
         for name, value in self._values.items():
             known = self._prefix + name in self.asked or name in without_effect

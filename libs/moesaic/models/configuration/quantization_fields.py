@@ -1,7 +1,7 @@
-"""The fields of ``quantization_config`` that say nothing of what the weights' bytes mean, by method.
+"""The fields of ``quantization_config`` that do not change the meaning of the weights, by method.
 
-They tell how a matrix was quantised, how activations are, which kernel computes, or which modules stay numbers; the
-files themselves say the latter. Any field that is neither here nor read is refused.
+They are about the quantisation process, the activations, the kernel, or the modules that are not quantised. The last
+follow from the dtypes of the tensors. Any field that is neither here nor read is refused.
 """
 
 import re
@@ -33,7 +33,7 @@ _GPTQ = _EVERYWHERE | {
 WITHOUT_EFFECT: Mapping[str, frozenset[str]] = {
     "gptq": frozenset(_GPTQ),
     "awq": frozenset(
-        # The classes of transformers write those of GPTQ too; zeros stand in the files.
+        # The classes of transformers write the fields of GPTQ too. The files have the zero points.
         (_GPTQ - {"backend"})
         | {"sym", "desc_act", "do_fuse", "fuse_max_seq_len", "modules_to_fuse"}
     ),
@@ -46,16 +46,17 @@ WITHOUT_EFFECT: Mapping[str, frozenset[str]] = {
     ),
 }
 OF_SCHEME = frozenset({"targets", "input_activations", "output_activations"})
-"""The same of one of compressed-tensors' ``config_groups``."""
+"""The same for one of the ``config_groups`` of compressed-tensors."""
 OF_WEIGHTS = frozenset({"observer", "observer_kwargs", "scale_dtype", "zp_dtype"})
-"""The same of the ``weights`` in it."""
+"""The same for its ``weights``."""
 _BLOCK = re.compile(r"([0-9]{1,9})x([0-9]{1,9})")
 
 
 def as_saved_now(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Spell the ``weights`` of a scheme as compressed-tensors saves them, which takes them in other ways too.
+    """Write the ``weights`` of a scheme as compressed-tensors saves them; it also reads other spellings.
 
-    Words may be in capitals, a block may be a text, an order a boolean; the strategy follows from the size of groups.
+    Words may be in capitals, a block may be a string, an order may be a boolean, and the strategy may be missing: it
+    follows from the size of groups.
     """
     told = dict(weights)
     for name in ("type", "strategy", "actorder"):

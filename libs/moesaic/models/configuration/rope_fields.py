@@ -21,7 +21,7 @@ _DEFAULTS: dict[str, Any] = {
     "mscale_all_dim": 0.0,
 }
 _NULL_COUNTS = ("factor", "truncate")
-_SCALED = ("factor", "mscale_all_dim")  # the latter with latent attention alone
+_SCALED = ("factor", "mscale_all_dim")  # the latter only with latent attention
 ROPE_TYPES: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": _SCALED,
@@ -42,7 +42,7 @@ ROPE_TYPES: dict[str, tuple[str, ...]] = {
         "original_max_position_embeddings",
     ),
 }
-"""The fields that count in a group of each type, beside ``rope_theta`` and ``partial_rotary_factor``."""
+"""The fields that are used with each type, beside ``rope_theta`` and ``partial_rotary_factor``."""
 ROPE_FIELDS = {
     "rope_theta",
     "rope_type",
@@ -56,7 +56,7 @@ ROPE_FIELDS = {
 
 
 def read_rope(fields: Fields, *, latent: bool) -> Rope:
-    """Read the rotary embedding of a model, ``latent`` attention or not.
+    """Read the rotary embedding of a model, with ``latent`` attention or without.
 
     Raises:
         CheckpointError: a field is invalid, not supported, unknown, or contradicts another one.
@@ -84,7 +84,7 @@ def _read_group(fields: Fields, name: str, *, latent: bool) -> Rope:
     if latent and all_dim and rope_type != "default":
         rope = replace(rope, softmax_scale=_magnitude(inner.number("factor"), all_dim) ** 2)
     # Fields of other types change nothing in transformers either.
-    inner.refuse_unread(ROPE_FIELDS, "is not known as a field of a rotation: leave it out")
+    inner.refuse_unread(ROPE_FIELDS, "is not a known field of a rope group: leave it out")
     return rope
 
 
@@ -97,7 +97,7 @@ def _read_linear(inner: Fields, fields: Fields, theta: float) -> Rope:
 
 
 def _read_dynamic(inner: Fields, fields: Fields, theta: float) -> Rope:
-    # It changes nothing up to max_position_embeddings, which is as far as any row goes.
+    # It has no effect up to max_position_embeddings, and no position is beyond that.
     inner.number("factor")
     return Rope(theta, None)
 
@@ -173,7 +173,7 @@ def _read_yarn(inner: Fields, fields: Fields, theta: float) -> Rope:
 
 
 def _magnitude(factor: float, mscale: float) -> float:
-    """Return what YaRN scales attention by in a context that is ``factor`` times as long."""
+    """Return the factor by which YaRN scales attention in a context that is ``factor`` times as long."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 

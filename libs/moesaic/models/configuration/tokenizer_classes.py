@@ -1,6 +1,6 @@
-"""Classes of tokenizers that put their own parts in the place of those of ``tokenizer.json``.
+"""Classes of tokenizers that replace parts of ``tokenizer.json``.
 
-``transformers`` 5 takes nothing but the vocabulary, the merges and the post-processor from the file then.
+For these, ``transformers`` 5 takes only the vocabulary, the merges and the post-processor from the file.
 """
 
 import json
@@ -16,13 +16,13 @@ _QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# By ``model_type``, where no file names a class; the other families have none, or none that changes anything.
+# By ``model_type``, if no file names a class. The other families have no class, or one that changes nothing.
 _OF_FAMILIES = {
     "qwen2_moe": "Qwen2Tokenizer",
     "qwen3_moe": "Qwen2Tokenizer",
     "olmoe": "GPTNeoXTokenizer",
 }
-# Families whose tokenizers are what ``tokenizer.json`` says, whatever class is named.
+# Families whose tokenizers are those of ``tokenizer.json``, also if a file names a class.
 _AS_THE_FILE_SAYS = frozenset(
     ("ernie4_5_moe", "glm4_moe", "granitemoe", "granitemoeshared", "minimax_m2", "mixtral")
 )
@@ -30,15 +30,15 @@ _AS_THE_FILE_SAYS = frozenset(
 
 @dataclass(frozen=True)
 class TokenizerClass:
-    """The parts that one class brings along."""
+    """The parts of one class."""
 
-    named: Mapping[str, str]  # special tokens where no file names them
+    named: Mapping[str, str]  # special tokens if no file names them
     parts: Callable[[Json], dict[str, Any]]  # of ``tokenizer.json``, by ``tokenizer_config.json``
     byte_level: bool = True
-    renews_special: bool = False  # flags of special tokens in files do not count
+    renews_special: bool = False  # flags of special tokens in files have no effect
 
     def applied(self, base: Json, values: Json) -> dict[str, Any]:
-        """Return ``tokenizer.json`` as this class has it."""
+        """Return ``tokenizer.json`` with the parts of this class."""
         parts = self.parts(values)
         model = {
             "continuing_subword_prefix": "",
@@ -54,7 +54,7 @@ class TokenizerClass:
 def class_of(base: Json, values: Json, config: Json) -> TokenizerClass | None:
     """Find the class of a tokenizer, if it changes anything.
 
-    A class for bytes changes no tokenizer of pieces, and the other way round: nothing good would come of it.
+    A class of byte-level tokenizers leaves a sentencepiece tokenizer unchanged, and the reverse: its parts do not fit.
 
     Args:
         base: ``tokenizer.json``.

@@ -1,4 +1,4 @@
-"""The files of a tokenizer as ``transformers`` unites them: special tokens and what is added to ``tokenizer.json``.
+"""The files of a tokenizer, united as in ``transformers``: special tokens, and additions to ``tokenizer.json``.
 
 Needs neither torch nor the tokenizer itself.
 """
@@ -27,7 +27,7 @@ _CLEANS_BPE = f"{_CLEANS}_for_bpe_even_though_it_will_corrupt_output"
 
 
 class AddedText(NamedTuple):
-    """A token beside the vocabulary, with the flags that its file gives."""
+    """A token beside the vocabulary, with the flags in its file."""
 
     content: str
     flags: Mapping[str, bool]
@@ -39,17 +39,17 @@ class AddedText(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """The special tokens of a model directory, and the tokens that ``tokenizer.json`` lacks or has otherwise."""
+    """The special tokens of a model directory, and the tokens that ``tokenizer.json`` lacks or has with other flags."""
 
     base: Mapping[str, Any]  # tokenizer.json; empty if there is none
     named: Mapping[str, str] = field(default_factory=dict)  # texts of ``eos_token`` and the like
     added: tuple[AddedText, ...] = ()  # in the order in which they get their ids
-    split_special_tokens: bool = False  # special tokens in texts are text
+    split_special_tokens: bool = False  # special tokens in a text are encoded as plain text
     cleans_up_spaces: bool = False  # decoded texts lose spaces before full stops and the like
 
     @classmethod
     def read(cls, directory: Path, base: Mapping[str, Any] | None = None) -> "TokenizerFiles":
-        """Read the files that there are; ``base`` is ``tokenizer.json`` where it has been read.
+        """Read the existing files; ``base`` is ``tokenizer.json`` if it has been read already.
 
         Raises:
             CheckpointError: one of them is not valid.
@@ -85,7 +85,7 @@ class TokenizerFiles:
         )
 
     def ids(self) -> dict[str, int]:
-        """Find the id of every token: an added one that the vocabulary lacks has the next that is free."""
+        """Find the id of every token. An added token that the vocabulary lacks has the next free id."""
         found = _vocabulary(self.base)
         size = len(found)
         added = {token.content: token_id for token_id, token in _of_base(self.base).items()}
@@ -97,7 +97,7 @@ class TokenizerFiles:
         return found
 
     def united(self, vocab_size: int, special_ids: Iterable[int]) -> str:
-        """Write ``tokenizer.json`` with all added tokens that the model has in it; those with some ids are special."""
+        """Return ``tokenizer.json`` with all added tokens; those with the given ids are special."""
         ids = self.ids()
         tokens = {**_of_base(self.base), **{ids[token.content]: token for token in self.added}}
         texts = {token_id: text for text, token_id in ids.items()}
@@ -120,7 +120,7 @@ def read_special_tokens(directory: Path, *, of_class: bool = True) -> dict[str, 
 
     Args:
         directory: of the model.
-        of_class: with those that the tokenizer's class has where no file names them.
+        of_class: with the class's defaults for names that are in no file.
 
     Raises:
         CheckpointError: a file of the tokenizer is not valid.
@@ -140,14 +140,14 @@ class _Told(NamedTuple):
 
     @classmethod
     def read(cls, directory: Path, base: Mapping[str, Any]) -> "_Told":
-        """Read them. ``special_tokens_map.json`` has the last word, unless there is an ``added_tokens_decoder``."""
+        """Read them. ``special_tokens_map.json`` overrides the others, unless there is an ``added_tokens_decoder``."""
         values = _read_if_there(directory / CONFIG)
         kind = class_of(base, values, _read_if_there(directory / "config.json"))
         if kind is not None:
             values = {**kind.named, **values}
         if values.get(_MORE_OF_OLD) and not values.get(_MORE):
             values[_MORE] = values.pop(_MORE_OF_OLD)
-        # Those with flags of their own, and those of the map, get their ids first.
+        # As in transformers, tokens with flags and tokens of the map get their ids first.
         flagged = _own_names(values, flagged=True)
         plain = _own_names(values, flagged=False) | _by_name(CONFIG, _MORE, values)
         plain = plain or _by_name(CONFIG, "model_specific_special_tokens", values)
@@ -163,7 +163,7 @@ class _Told(NamedTuple):
 
 
 def _vocabulary(base: Mapping[str, Any]) -> dict[str, int]:
-    """Read the ids of tokens; of a damaged file, which the tokenizer itself refuses, those that it has."""
+    """Read the ids of tokens. A damaged file may lack some: the tokenizer itself refuses it."""
     model = base.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if isinstance(vocabulary, list):
@@ -212,7 +212,7 @@ def _of_added_file(ids: Mapping[str, Any], special: set[str]) -> dict[int, Added
 
 
 def _own_names(values: Mapping[str, Any], *, flagged: bool) -> dict[str, AddedText]:
-    """Read the special tokens that have names of the model's own: those with flags, or those that are texts."""
+    """Read the special tokens with custom names: those with flags, or those that are strings."""
     return {
         name: _token(CONFIG, name, value)
         for name, value in values.items()
@@ -222,10 +222,10 @@ def _own_names(values: Mapping[str, Any], *, flagged: bool) -> dict[str, AddedTe
 
 
 def _take_map(values: dict[str, Any], told: Mapping[str, Any]) -> dict[str, AddedText]:
-    """Let ``special_tokens_map.json`` have its say over ``values``.
+    """Override ``values`` by ``special_tokens_map.json``.
 
     Returns:
-        The tokens that have names of the model's own in it.
+        Its tokens with custom names.
     """
     own: dict[str, AddedText] = {}
     for name, value in told.items():
@@ -244,7 +244,7 @@ def _take_map(values: dict[str, Any], told: Mapping[str, Any]) -> dict[str, Adde
 
 
 def _by_name(file: str, name: str, values: Mapping[str, Any]) -> dict[str, AddedText]:
-    """Read the special tokens that an object has by their names, if ``name`` is one."""
+    """Read the special tokens by their names, if the value of ``name`` is an object."""
     more = values.get(name)
     if not isinstance(more, dict):
         return {}

@@ -22,7 +22,7 @@ _AWQ_KERNELS = (
     *("auto", "auto_trainable", "autoawq", "machete", "marlin", "exllama_v1", "exllama_v2"),
     *("gemm", "gemm_triton", "gemv", "gemv_fast", "torch_awq", "torch_fused_awq"),
 )
-_UNKNOWN = "is not known here, and may change what the weights mean: leave it out if it does not"
+_UNKNOWN = "is not known, and could change the meaning of the weights: leave it out if it does not"
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def _read_awq(fields: Fields) -> WeightFormat:
     _bits(fields, "bits", (4,))
     for name in ("version", "format", "checkpoint_format"):
         _require(fields, name, ("gemm",))
-    _require(fields, "backend", _AWQ_KERNELS)  # llm-awq, which is none of them, packs otherwise
+    _require(fields, "backend", _AWQ_KERNELS)  # llm-awq is not among them: its packing differs
     if fields.has("zero_point") and not fields.flag("zero_point"):
         raise fields.error("zero_point", "expected true: AWQ without zero points is not supported")
     _refuse_exceptions(fields)
@@ -138,18 +138,18 @@ def _read_gptq(fields: Fields) -> WeightFormat:
 
 
 def _refuse_exceptions(fields: Fields) -> None:
-    """Refuse other words, and modules of another form than the rest, in the spellings of GPTQModel and AutoRound."""
+    """Refuse words other than int32, and modules of another form, in the fields of GPTQModel and AutoRound."""
     _require(fields, "pack_dtype", ("int32",))
     _require(fields, "data_type", ("int",))
     for head in ("lm_head", "quant_lm_head"):
         if fields.has(head) and fields.flag(head):
             raise fields.error(head, "a quantised output head is not supported")
     for pattern in fields.group("dynamic"):
-        if not pattern.startswith("-:"):  # those leave modules as they are
+        if not pattern.startswith("-:"):  # these patterns leave modules unquantised
             raise fields.error("dynamic", f"modules of another form are not supported: {pattern!r}")
     for module, form in fields.group("extra_config").items():
         bits = form.get("bits") if isinstance(form, Mapping) else None
-        if type(bits) is not int or bits < 16:  # numbers, as they are
+        if type(bits) is not int or bits < 16:  # unquantised
             raise fields.error(
                 "extra_config", f"modules of another form are not supported: {module!r}"
             )
@@ -159,7 +159,7 @@ def _read_compressed(fields: Fields) -> WeightFormat:
     _refuse_cache_scheme(fields)
     sparsity = fields.under("sparsity_config", fields.group("sparsity_config"))
     _require(sparsity, "format", ("dense",))
-    _require(fields, "format", (*_SCHEMES, "mixed-precision"))  # the latter: see each group
+    _require(fields, "format", (*_SCHEMES, "mixed-precision"))  # mixed-precision: see each group
     groups = fields.group("config_groups")
     if not groups:
         raise fields.error("config_groups", "is missing")
@@ -219,7 +219,7 @@ _DEFAULTS_OF_WEIGHTS = {"num_bits": 8, "type": "int", "symmetric": True}
 _SCHEMES = {
     "pack-quantized": _read_packed_scheme,
     "float-quantized": _read_float_scheme,
-    "naive-quantized": _read_float_scheme,  # the same files; of whole numbers it has others
+    "naive-quantized": _read_float_scheme,  # the same files as float-quantized; those of integers differ
 }
 _READERS = {
     "fp8": _read_fp8,
@@ -238,7 +238,7 @@ def _block(fields: Fields, name: str) -> tuple[int, int]:
 
 
 def _group_of(weights: Fields, strategy: str) -> int | None:
-    """Read the inputs that share a scale; a size of groups may stand only where there are some."""
+    """Read the number of inputs that share a scale; a group size needs a strategy with groups."""
     if strategy == "group":
         return _group(weights, "group_size")
     if weights.has("group_size") and weights.size("group_size", least=-1) != -1:
@@ -263,7 +263,7 @@ def _bits(fields: Fields, name: str, allowed: tuple[int, ...]) -> int:
 
 
 def _require(fields: Fields, name: str, allowed: tuple[str, ...]) -> str:
-    """Return a text in small letters, one of those ``allowed``; empty if the file has none."""
+    """Return a string in lower case, one of ``allowed``; empty if the file has none."""
     if not fields.has(name):
         return ""
     return fields.choice(name, allowed, lowered=True)

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from moesaic.json_texts import JsonRoom, decode_beginning, decode_text
 from moesaic.models.text.program import TemplateRefusal
 
-UNREAD = "arguments"  # name for arguments that are no object of JSON, as a template wants one
+# The key for arguments that are not a JSON object, if a template needs an object.
+UNREAD = "arguments"
 NO_ARGUMENTS = ("", "null", '""')
 
 _NAME, _KEY, _VALUE, _ID = "probe_name", "probe_key", "probe_value", "probecall"
@@ -30,10 +31,10 @@ PROBE: list[Mapping[str, Any]] = [
 
 
 class Content(enum.Enum):
-    """The content of a message that only calls."""
+    """The content of a message that has calls and no text."""
 
-    AS_SENT = "an empty text or none, whichever was sent"
-    LEFT_OUT = "no such field"
+    AS_SENT = "an empty string or no field, as it was sent"
+    LEFT_OUT = "no field"
 
 
 class CallMessages(NamedTuple):
@@ -50,7 +51,7 @@ class CallMessages(NamedTuple):
     def of(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Give messages this form; each call in them has its arguments as a text.
 
-        Arguments may have broken off, or be no object: the conversation goes on with what there is.
+        Arguments may have broken off, or not be an object; the readable part is kept.
 
         Raises:
             InvalidInput: arguments that are to be an object are nested too deeply, or hold too much.
@@ -98,12 +99,12 @@ class CallMessages(NamedTuple):
 
 
 def _object_of(written: str, field: str, room: JsonRoom) -> dict[str, Any]:
-    """Make an object of arguments: of broken ones what was complete, else their text under a name."""
+    """Make an object of arguments: of broken JSON the readable part, else their text under ``UNREAD``."""
     if written.strip() in NO_ARGUMENTS:
         return {}
     try:
         arguments = decode_text(written, field, room)
-        if isinstance(arguments, str):  # an object's text as a text
+        if isinstance(arguments, str):  # an object that was encoded twice
             arguments = decode_text(arguments, field, room)
     except ValueError:
         arguments = decode_beginning(written, field)

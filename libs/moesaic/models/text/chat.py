@@ -1,4 +1,4 @@
-"""Chat templates: messages to the one text that the model was trained on. Needs no torch."""
+"""Chat templates, which turn messages into the text form that the model was trained on. Needs no torch."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -13,8 +13,10 @@ from moesaic.models.text.template_files import DEFAULT, TOOL_USE, read_templates
 
 Messages = Sequence[Mapping[str, Any]]
 _ALWAYS: dict[str, Any] = {"tools": None, "documents": None}
-_MARK = "\U0010fff0 "  # a character of nobody's; a template that takes blanks away takes the one behind it
-_REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one field; the first counts
+# A private character that no text has. A template that strips blanks removes only the blank after it.
+_MARK = "\U0010fff0 "
+# Names of one field; the first one in a message is used.
+_REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class ChatTemplate:
@@ -25,8 +27,8 @@ class ChatTemplate:
     Attributes:
         source: the text of the templates.
         special: the texts of ``bos_token`` and the like, which they know as variables.
-        variables: names that they ask for, such as ``tools``.
-        words: fields and texts that they name, such as ``content``.
+        variables: names of variables that they read, such as ``tools``.
+        words: fields and strings that they name, such as ``content``.
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class ChatTemplate:
             tool_use: text of the template for conversations with tools; None: the same.
 
         Raises:
-            ValueError: one is no template.
+            ValueError: one is not a valid template.
             NotReady: the helper process was ended or stopped from outside.
         """
         self.special = dict(special)
@@ -76,7 +78,7 @@ class ChatTemplate:
             raise CheckpointError(file, f"the chat template is invalid: {error}") from error
 
     def ignored(self, kwargs: Mapping[str, Any], *, tools: bool = False) -> list[str]:
-        """List the keywords that change nothing: unknown to the template, or set from the model's files."""
+        """List the keywords without effect: the template does not read them, or they are special tokens."""
         program = self._tool_use if tools else self._plain
         known = (program.variables if program else frozenset()) - self.special.keys()
         return [name for name in kwargs if name not in known]
@@ -90,7 +92,7 @@ class ChatTemplate:
             messages: ``role`` and ``content`` of each turn, and other fields that the template knows;
                 values are those that JSON can hold.
             add_generation_prompt: end with the text that opens the model's answer.
-            kwargs: for the template, such as ``tools``; those that it does not ask for change nothing.
+            kwargs: for the template, such as ``tools``; it does not get variables that it does not read.
 
         Raises:
             InvalidInput: the template refuses the messages, the text is too long, or rendering it takes
@@ -108,19 +110,19 @@ class ChatTemplate:
         *,
         continues: bool = False,
     ) -> str:
-        """Render a conversation that a client sent, in the form in which the template takes it.
+        """Render a client's conversation in the form that the template takes.
 
-        A conversation that the template refuses as it is sent is put in the plainest form: first its tools, then its
-        messages too.
+        If the template refuses that form, the tools are put in their plainest form, and then the messages too.
 
         Args:
             messages: as ``render`` takes them; each call in them has its arguments as a text.
             add_generation_prompt, kwargs: as ``render`` takes them.
-            change: made to every text of the messages and of the keywords.
-            continues: end with the last message's text, so that the model goes on with it.
+            change: applied to every string of the messages and the keywords.
+            continues: end with the last message's text, so that the model continues it.
 
         Raises:
-            InvalidInput: as ``render``; arguments of a call are not those of one; or the last message cannot go on.
+            InvalidInput: as ``render``; a call's arguments are too large or too deep; or the last message cannot be
+                continued.
             NotReady: the helper process was ended or stopped from outside.
         """
         with_tools = kwargs.get("tools") is not None
@@ -173,7 +175,7 @@ class ChatTemplate:
 
 
 def last_text(messages: Messages) -> str:
-    """Find the text of the last message with which a model can go on: of several parts the last.
+    """Find the text of the last message that a model can continue; of several parts, the last one.
 
     Raises:
         InvalidInput: it has none.
@@ -198,7 +200,7 @@ def with_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _normal(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out fields that are null, and put reasoning under all its names, as ``transformers`` does."""
+    """Leave out null fields, and give reasoning under both names that ``transformers`` gives it."""
     told = {name: value for name, value in message.items() if value is not None}
     reasoning = next((told[name] for name in _REASONING if name in told), None)
     if reasoning is None:
@@ -217,7 +219,7 @@ def _marked(messages: Messages) -> Messages:
 
 
 def _up_to_mark(text: str, last: str) -> str:
-    """Cut a conversation behind the text of its last message, as ``transformers`` does.
+    """Cut a conversation after the text of its last message, as ``transformers`` does.
 
     Raises:
         InvalidInput: the template changes the text, leaves it out, or writes it more than once.

@@ -5,7 +5,7 @@
 | content | a text, or a list of parts |
 | calls | see ``call_messages`` |
 
-A template gets what the client sent wherever it can read that, as in ``transformers``.
+A template gets the client's own form if it can read that, as in ``transformers``.
 """
 
 import functools
@@ -21,14 +21,14 @@ _FIRST, _SECOND = "probe_first", "probe_second"
 _ASKED: Message = {"role": "user", "content": "probe"}
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "required": []}
 _NO_FUNCTION: dict[str, Any] = {"description": "", "parameters": _NO_PARAMETERS}
-_PYTHON = "{'type'"  # a list as Python writes it
+_PYTHON = "{'type'"  # a list in Python's notation
 
 
 class MessageForms:
     """The forms that one template takes. Safe to use from several threads."""
 
     def __init__(self, render: Callable[..., str]) -> None:
-        """``render`` takes messages as they are."""
+        """Take ``render``, which renders messages in the form they have."""
         self._render = render
         self._takes = functools.cache(self._found)
 
@@ -41,13 +41,13 @@ class MessageForms:
         """Give messages the form that the template takes; each call in them has its arguments as a text.
 
         Raises:
-            InvalidInput: arguments of a call are not those of one, or to try the template takes too much.
+            InvalidInput: a call's arguments are too large or too deep, or rendering takes too much.
         """
         told = [self._with_content(message, tools) for message in messages]
         return self.call_form.of(told) if any(m.get("tool_calls") for m in told) else told
 
     def plainest(self, messages: Sequence[Message]) -> list[Message]:
-        """Put messages in the form that asks least of a template: each has a text, and calls have one beside them."""
+        """Put messages in the form that every template can read: each has a string as content, also beside calls."""
         return [_plain(message) for message in messages]
 
     def _with_content(self, message: Message, tools: bool) -> Message:
@@ -60,7 +60,7 @@ class MessageForms:
         return message if text_as == "text" else {**message, "content": [_part(content)]}
 
     def _found(self, role: str, tools: bool) -> tuple[_Form, _Form]:
-        """Find the forms in which messages of a role have a list of parts, and a text."""
+        """Find how the template takes the content of a role: as a list of parts, and as a string."""
         text = self._tried(role, _FIRST, tools)
         parts = self._tried(role, [_part(_FIRST), _part(_SECOND)], tools)
         if text is None and parts is None and role != "user":
@@ -91,12 +91,12 @@ class MessageForms:
 
 
 def joined(parts: Sequence[Mapping[str, Any]]) -> str:
-    """Make one text of parts, each of which begins on a line of its own."""
+    """Join parts to one text, each on a new line."""
     return "\n".join(part["text"] for part in parts)
 
 
 def whole_tools(tools: Any) -> Any:
-    """Add to functions what callers may leave out, for templates that do not ask whether it is there."""
+    """Add the optional fields of functions, for templates that read them without a check."""
     if not isinstance(tools, list):
         return tools
     return [_whole_tool(tool) if isinstance(tool, Mapping) else tool for tool in tools]
@@ -121,5 +121,5 @@ def _plain(message: Message) -> Message:
     content = message.get("content") or ""
     told = {**message, "content": joined(content) if isinstance(content, list) else content}
     if told["content"] and told.get("tool_calls"):
-        told.pop("thinking", None)  # gpt-oss' template takes one of the two
+        told.pop("thinking", None)  # the template of gpt-oss refuses both fields together
     return told

@@ -1,4 +1,4 @@
-"""Templates as programs that a helper process runs. Neither they nor the messages are trusted.
+"""Templates as programs for a helper process. Neither templates nor messages are trusted.
 
 The helper renders within limits of time and memory (``rendering``).
 """
@@ -20,7 +20,7 @@ _helpers: WeakValueDictionary[str, Helper] = WeakValueDictionary()
 
 
 class TemplateRefusal(InvalidInput):
-    """A template refuses a conversation, within its limits."""
+    """A template refuses a conversation, without reaching a limit."""
 
 
 class _Refused(ValueError):
@@ -32,15 +32,15 @@ class Program:
 
     Attributes:
         source: its text.
-        variables: names that it asks for, such as ``tools``.
-        words: fields and texts that it names, such as ``content``.
+        variables: names of variables that it reads, such as ``tools``.
+        words: fields and strings that it names, such as ``content``.
     """
 
     def __init__(self, source: str) -> None:
-        """Have it compiled.
+        """Compile it in the helper process.
 
         Raises:
-            ValueError: it is no template.
+            ValueError: it is not a valid template.
             NotReady: the helper process was ended or stopped from outside.
         """
         self._helper = _helpers.get(_RENDERING) or Helper(
@@ -52,11 +52,11 @@ class Program:
         self.variables, self.words = frozenset(told["asks_for"]), frozenset(told["words"])
 
     def render(self, variables: Mapping[str, Any]) -> str:
-        """Run it. This waits for another process.
+        """Render it. This waits for another process.
 
         Raises:
             TemplateRefusal: it raises an error.
-            InvalidInput: the text is too long, or to render it takes too much.
+            InvalidInput: the text is too long, or rendering it takes too much.
             NotReady: the helper process was ended or stopped from outside.
         """
         try:
@@ -67,10 +67,10 @@ class Program:
         return text
 
     def _asked(self, variables: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Have it rendered; without variables, described.
+        """Render it in the helper process; without variables, describe it.
 
         Raises:
-            ValueError: saying why it cannot be.
+            ValueError: the template failed; the text is its reason.
         """
         try:
             told: dict[str, Any] = self._helper.ask({"source": self.source, "variables": variables})

@@ -33,11 +33,11 @@ MAX_TOLD = 1000  # characters of what a template says
 
 
 def answer(question: Any) -> dict[str, Any]:
-    """Describe or render a template: ``source``, and to render it ``variables`` too.
+    """Describe the template ``source``, or render it if there are ``variables``.
 
     Returns:
-        ``asks_for``, the names of its variables, and ``words``, the fields and texts that it names; or ``text``; or
-        ``refused``, the reason why not.
+        ``asks_for``, the names of its variables, and ``words``, the fields and strings that it names; or ``text``; or
+        ``refused``, the reason of a failure.
     """
     source, variables = question["source"], question["variables"]
     try:
@@ -66,7 +66,7 @@ def _compiled(source: str) -> jinja2.Template:
 
 
 class _Generation(Extension):
-    """``{% generation %}``, which marks the assistant's part for training: a scope of its own, written as it is."""
+    """``{% generation %}``, which marks the assistant's part for training: a scope, whose text is unchanged."""
 
     tags = {"generation"}  # noqa: RUF012  # as its base declares it
 
@@ -81,7 +81,7 @@ class _Generation(Extension):
 
 
 class _Dict:
-    """``dict``, of which a template can only make new ones."""
+    """``dict``, without access to the class of Python."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)

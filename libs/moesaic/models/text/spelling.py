@@ -1,4 +1,4 @@
-"""Tokens as they stand in a text: the bytes of each, and the character at which each begins."""
+"""Tokens in a text: the bytes of each, and the character at which each begins."""
 
 import functools
 import re
@@ -15,8 +15,8 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 class TokenPlace(NamedTuple):
     """The place of a token in a text."""
 
-    offset: int  # in characters; within a character, that one's
-    first: bool  # the token is spelled as at the beginning of a text
+    offset: int  # in characters; a token within a character has that character's
+    first: bool  # true: the token is spelled as at the beginning of a text
 
 
 class Spelling:
@@ -30,14 +30,14 @@ class Spelling:
     def of(self, token_id: int, first: bool) -> bytes:
         """Spell one token in the middle of a text, or as the ``first`` of one, which may lose a blank.
 
-        The bytes of an answer's tokens, joined, are its text in UTF-8, but for special tokens, which have the bytes of
-        their names.
+        The bytes of an answer's tokens, joined, are its text in UTF-8. Special tokens are not in the text; their bytes
+        are those of their names.
         """
         text = self._decode([token_id]) if first else self._after_context(token_id)
         return text.encode() if _REPLACEMENT not in text else self._bytes_of(token_id, text)
 
     def _bytes_of(self, token_id: int, text: str) -> bytes:
-        """Spell a token that has parts of characters."""
+        """Spell a token that has a part of a character."""
         token = self.tokenizer.id_to_token(token_id) or ""
         if one := _BYTE_TOKEN.fullmatch(token):
             return bytes.fromhex(one[1])
@@ -51,7 +51,7 @@ class Spelling:
         return self._decode([*context, token_id])[len(before) :]
 
     def _find_context(self) -> tuple[list[int], str]:
-        """Find a token that has the same text wherever it stands, to stand before others."""
+        """Find a token with the same text at every place, to put it before others."""
         for token_id in range(self.tokenizer.vocab_size):
             text = self._decode([token_id])
             if text.isascii() and text.isalnum() and self._decode([token_id] * 2) == text * 2:
@@ -63,10 +63,10 @@ class Spelling:
 
 
 class SpelledText:
-    """The tokens of a text that grows, such as an answer."""
+    """The tokens of a growing text, such as an answer."""
 
     def __init__(self, spelling: Spelling, decoder: StreamDecoder, offset: int = 0) -> None:
-        """Begin the text ``offset`` characters into another one."""
+        """Begin a text that is at ``offset`` characters in another one."""
         self._spelling, self._decoder = spelling, decoder
         self._offset, self._held, self._first = offset, b"", True
 
@@ -75,14 +75,14 @@ class SpelledText:
         first = self._first
         spelled = self._spelling.of(token_id, first)
         skipped = self._decoder.skips(token_id)
-        # Bytes that are no characters show as replacements. A byte that goes on a character belongs to that one.
+        # Invalid bytes are decoded as replacement characters. A continuation byte belongs to its character.
         seen = self._held + (spelled[:1] or b" ")
         offset = self._offset + len(seen.decode(errors="replace")) - 1
         if text := self._decoder.feed([token_id]):
             self._offset, self._held = self._offset + len(text), b""
             own = spelled.decode(errors="replace")
             if own and text.endswith(own):
-                # Decoders differ in how many replacements they write.
+                # Decoders differ in the number of replacement characters.
                 offset = self._offset - len(own)
         elif not skipped:
             self._held += spelled
@@ -91,12 +91,12 @@ class SpelledText:
 
 
 class SpelledPrompt:
-    """The tokens of a text that is known, such as a prompt."""
+    """The tokens of a known text, such as a prompt."""
 
     def __init__(
         self, spelling: Spelling, token_ids: Sequence[int], text: str, *, framed: bool = False
     ) -> None:
-        """Find each token in the text. Those that ``framed`` it by the tokenizer's template are not in it."""
+        """Find each token in the text. With ``framed``, the tokens of the tokenizer's template are not in it."""
         self._spelling, self._text = spelling, text.encode()
         self._at = self._offset = 0
         tokenizer = spelling.tokenizer
@@ -105,7 +105,7 @@ class SpelledPrompt:
         found = [self._next(token_id) for token_id in token_ids[num_before:]]
         places = [*before, *(place for place, _ in found)]
         if not all(known for _, known in found):
-            # Where the text was changed before it was encoded, the tokenizer has kept account of that.
+            # The tokenizer may have normalized the text; its offsets take that into account.
             offsets = tokenizer.offsets(text, token_ids, add_special_tokens=framed)
             if offsets is not None:
                 firsts = (place.first for place in places)
@@ -113,7 +113,7 @@ class SpelledPrompt:
                     TokenPlace(*each) for each in zip(accumulate(offsets, max), firsts, strict=True)
                 ]
             else:
-                # The text is that of the tokens, with replacements where bytes are no characters.
+                # The text was decoded from the tokens, with replacement characters for invalid bytes.
                 decoder = StreamDecoder(tokenizer, skip_special_tokens=False)
                 answer = SpelledText(spelling, decoder)
                 places = [answer.place(token_id) for token_id in token_ids]
@@ -149,7 +149,7 @@ def _continues(byte: bytes) -> bool:
 
 @functools.cache
 def _byte_characters() -> dict[str, int]:
-    """Make the table by which byte-level vocabularies write bytes: those that print as such, the others from 256 on."""
+    """Make the table of byte-level vocabularies: printable bytes are themselves, the others are numbered from 256."""
     printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printed]
     table = {chr(byte): byte for byte in printed}

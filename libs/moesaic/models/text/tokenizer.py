@@ -17,7 +17,7 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _SEAM = "\ufdd0"
 _ROLE_TOKEN = re.compile(r"<[|\uff5c].+[|\uff5c]>")  # as families write them, special or not
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
-# As ``transformers`` has it, for ``clean_up_tokenization_spaces``.
+# The table of ``transformers`` for ``clean_up_tokenization_spaces``.
 _SPACED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 _CLEAN = tuple((spaced, spaced.strip()) for spaced in _SPACED)
 _LONGEST_SPACED = max(map(len, _SPACED))
@@ -61,8 +61,8 @@ class Tokenizer:
         Args:
             tokenizer: of ``tokenizer.json``.
             special: the texts of ``eos_token`` and the like.
-            added: tokens that other files add, or give other flags.
-            cleans_up_spaces: decoded texts lose the spaces before full stops and the like.
+            added: tokens that other files add, or to which they give other flags.
+            cleans_up_spaces: decoding removes spaces before punctuation and English contractions.
         """
         self._tokenizer = tokenizer
         self.cleans_up_spaces = cleans_up_spaces
@@ -73,7 +73,7 @@ class Tokenizer:
         )
         every = tokenizer.get_added_tokens_decoder()
         self.added_ids = {token.content: i for i, token in every.items()}
-        # The library leaves a text out that has ever been special, but not in a spelling that its normalizer changed.
+        # The library skips every token that was ever special, but not in a spelling that its normalizer changed.
         once = {t.content for tokens in (before, every) for t in tokens.values() if t.special}
         self.special_token_ids = frozenset(i for i in every if tokenizer.id_to_token(i) in once)
         self.controls = frozenset(
@@ -100,7 +100,7 @@ class Tokenizer:
             raw = path.read_bytes()
         except OSError as error:
             raise CheckpointError.unreadable(path.name, error) from error
-        # strictly: the library takes the last of two tokens of one text
+        # Parsed strictly, since the library silently takes the last of two tokens with one text.
         base = parse_object(raw, path.name)
         files = TokenizerFiles.read(directory, base)
         if files.base is not base:
@@ -197,7 +197,7 @@ class Tokenizer:
 
     @functools.cached_property
     def num_before(self) -> int:
-        """Count the special tokens that go before a text."""
+        """The number of special tokens that are put before a text."""
         encoded = self._tokenizer.encode("a", add_special_tokens=False)
         return _find(encoded.ids, self._tokenizer.post_process(encoded).ids)
 

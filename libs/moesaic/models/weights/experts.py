@@ -143,7 +143,7 @@ def _load_apart(
     if coded and (isinstance(found.gate_up, Tensor) or isinstance(found.down, Tensor)):
         raise CheckpointError(
             "config.json",
-            "quantization_config: experts that are quantised in part, or not all, are not supported",
+            "quantization_config: partly quantised experts are not supported",
             tensor=names[0],
         )
     return found
@@ -151,7 +151,7 @@ def _load_apart(
 
 @dataclass(frozen=True)
 class _OfAll:
-    """Reads one expert from tensors of all: two of matrices, and two of biases if there are any."""
+    """Reads one expert from tensors with all experts: two of matrices, and two of biases if there are any."""
 
     checkpoint: Checkpoint
     config: ModelConfig
@@ -175,7 +175,7 @@ class _OfAll:
 
     def _matrix(self, name: str, num_out: int, num_in: int, halves: int) -> StoredWeight:
         num, form, place = self.config.moe.num_experts, self.config.weight_format, self.expert
-        if self.by_turns and name in self.checkpoint:  # codes do not lie the other way round
+        if self.by_turns and name in self.checkpoint:  # codes are never transposed
             return self._slice(name, num, num_in, num_out).T.contiguous()
         shape = num, num_out, num_in
         return read_entry(

@@ -53,7 +53,7 @@ def check_tensors(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> N
         more = f" and {len(unread) - MAX_NAMED} more" if len(unread) > MAX_NAMED else ""
         raise CheckpointError(
             tensors[unread[0]].file.name,
-            f"{len(unread)} tensors have no place in the model that config.json describes: "
+            f"{len(unread)} tensors are not part of the model that config.json describes: "
             f"{', '.join(unread[:MAX_NAMED])}{more}",
         )
 
@@ -138,7 +138,7 @@ def _sparse_names(
 def _unused(config: ModelConfig, names: Mapping[str, StoredTensor]) -> Iterator[str]:
     patterns = [re.compile(pattern) for pattern in FAMILIES[config.family].unused]
     yield from (name for name in names if any(p.fullmatch(name) for p in patterns))
-    # transformers writes matrices of shared experts that a model does not have, with a size of 0; quantised, they have
+    # transformers writes matrices of size 0 for shared experts that a model does not have; quantised ones have
     # scales beside them.
     empty = {name.rpartition(".")[0] for name, stored in names.items() if 0 in stored.shape}
     yield from (name for name in names if name.rpartition(".")[0] in empty)

@@ -249,5 +249,5 @@ def test_experts_of_which_none_is_quantised_are_refused(make: Make) -> None:
     kept = {n: t for n, t in whole.items() if ".experts." not in n}
     rewrite(both, kept | fused(of_experts), told)
 
-    with pytest.raises(CheckpointError, match="quantised in part, or not all"):
+    with pytest.raises(CheckpointError, match="partly quantised experts"):
         Served(both.published)

@@ -119,7 +119,7 @@ def test_experts_that_are_not_all_quantised_are_refused(make: Make) -> None:
     parts = dict.fromkeys(f"{name}.{end}" for end in ("qweight", "qzeros", "scales", "g_idx"))
     both.change(**parts, **{f"{name}.weight": numbers[f"{name}.weight"]})
 
-    with pytest.raises(CheckpointError, match=r"experts\.3.*quantised in part"):
+    with pytest.raises(CheckpointError, match=r"experts\.3.*partly quantised"):
         Served(both.published)
 
 

@@ -62,11 +62,11 @@ class Dialect:
         return self.thinking.left_by(prompt) if self.thinking else "closed"
 
     def left_within(self, message: str) -> Opened:
-        """Tell how the beginning of a message leaves the reasoning."""
+        """Find whether reasoning is open at the end of a message's beginning."""
         return self.thinking.left_within(message) if self.thinking else "closed"
 
     def closing(self, prompt: str) -> str | None:
-        """Write the text that ends the reasoning at the end of a prompt; None: there is no reasoning."""
+        """Return the text that ends the open reasoning of a prompt; empty: it is closed; None: there is none."""
         return self.thinking.closing(prompt) if self.thinking else None
 
     def reader(self, wanted: Wanted, opened: Opened) -> Reader | None:
@@ -114,14 +114,14 @@ class Dialect:
         body: Body | None,
         unenforced: dict[str, set[str]] | None = None,
     ) -> str | None:
-        """Write the grammar that holds an answer to what is wanted of it; None: to nothing.
+        """Write the grammar of an answer; None: any answer is allowed.
 
         Args:
-            token_id: id of the token that a text is by itself, if it is one.
-            opened: how the prompt leaves the reasoning, which passes first.
+            token_id: returns the id of the token with exactly that text, if there is one.
+            opened: whether the prompt leaves reasoning open, which then comes before the answer.
             wanted: the calls.
-            body: the rule of the answer where it is no call; None: any text.
-            unenforced: gets the keywords that the grammar does not hold, by function.
+            body: the rule of an answer without calls; None: any text.
+            unenforced: filled with the keywords that the grammar does not enforce, by function.
         """
         if body is None and not (wanted.tools and (wanted.needed or wanted.bound)):
             return None

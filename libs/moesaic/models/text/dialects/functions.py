@@ -25,7 +25,7 @@ class ToolFunction:
 
     @cached_property
     def reader(self) -> SchemaReader:
-        """Reader of the schema: one for the grammar and for the answers."""
+        """The reader of the schema, which grammars and answers share."""
         return SchemaReader(self.parameters)
 
     @cached_property
@@ -34,31 +34,31 @@ class ToolFunction:
         return [shape for shape in found if self._can_be(shape)], unenforced
 
     def _can_be(self, shape: Shape) -> bool:
-        """True if each required argument has a value."""
+        """True if each required argument has at least one possible value."""
         properties = mapping(shape, "properties")
         needed = (properties[name] for name in listed(shape, "required") if name in properties)
         return not any(self.reader.values(schema).is_empty for schema in needed)
 
     @property
     def shapes(self) -> Sequence[Shape]:
-        """Shapes of its arguments, one of which they have."""
+        """The alternative shapes of its arguments."""
         return self._shapes[0]
 
     @property
     def unenforced_shapes(self) -> Set[str]:
-        """Keywords that its shapes do not hold."""
+        """Keywords that its shapes do not enforce."""
         return self._shapes[1]
 
     @cached_property
     def arguments(self) -> Mapping[str, Values]:
-        """Values of the arguments, by name."""
+        """The values that each argument may have, by name."""
         names = dict.fromkeys(
             name for shape in self.shapes for name in mapping(shape, "properties")
         )
         return {name: self._united(name, self.shapes) for name in names}
 
     def argument(self, name: str, given: Mapping[str, Any]) -> Values | None:
-        """Find the values of an argument, by those that were given before; None: nothing is known of it."""
+        """Find the values that an argument may have, after the ``given`` ones; None: the schema does not say."""
         if name not in self.arguments:
             return self._others
         if len(self.shapes) == 1 or not given:
@@ -73,7 +73,7 @@ class ToolFunction:
         return all(self.reader.values(properties[name]).allows(given[name]) for name in known)
 
     def _united(self, name: str, shapes: Sequence[Shape]) -> Values:
-        """Unite the values that an argument has in some shapes; numbers of one are no texts of another."""
+        """Unite an argument's values in some shapes. Numbers of one shape are not read as strings of another."""
         schemas = [mapping(shape, "properties").get(name, False) for shape in shapes]
         each = [self.reader.values(schema) for schema in schemas]
         united = functools.reduce(Values.either, each, NOTHING)
@@ -82,21 +82,21 @@ class ToolFunction:
         return united._replace(first=first & _LIKE_TEXTS)
 
     def may_have(self, name: str) -> bool:
-        """True if an argument may have that name; of a function without described ones, if it looks like one."""
+        """True if an argument may have that name. Without described arguments, any usual name is one."""
         return name in self.arguments or (not self.arguments and bool(ARGUMENT.fullmatch(name)))
 
     @cached_property
     def _others(self) -> Values | None:
-        """Values of arguments that have no name in the schema, where it describes such."""
+        """The values of arguments that the schema describes without naming them."""
         schemas = [schema for shape in self.shapes for schema in others_of(shape)]
         described = [self.reader.values(one) for one in schemas if isinstance(one, Mapping) and one]
         return functools.reduce(Values.either, described) if described else None
 
     @cached_property
     def bound(self) -> tuple[Any, set[str]]:
-        """The schema that a grammar holds its arguments to, and the keywords that this leaves out.
+        """The schema for the grammar of its arguments, and the keywords that this leaves out.
 
-        It has no arguments that the function's own does not name.
+        It allows only arguments that the function's own schema names.
         """
         binder = Binder(self.reader)
         shapes = [{"type": "object", **_closed(shape)} for shape in self.shapes]
@@ -106,12 +106,12 @@ class ToolFunction:
 
 
 def find(functions: Sequence[ToolFunction], name: str) -> ToolFunction:
-    """Look a function up; of one that is not there nothing is known."""
+    """Find a function by name; an unknown function has no described arguments."""
     return next((known for known in functions if known.name == name), ToolFunction(name))
 
 
 def others_of(shape: Shape) -> list[Any]:
-    """List the schemas of what has no name in a shape."""
+    """List the schemas of properties that a shape does not name."""
     additional = shape.get("additionalProperties")
     return [*mapping(shape, "patternProperties").values(), *([additional] if additional else [])]
 

@@ -38,7 +38,7 @@ def read_harmony(reader: Reader, functions: Sequence[ToolFunction]) -> Reading[N
             continue
         reader.release()
         to = recipient.group(1) if recipient else ""
-        # Models leave out what stands before a function's name.
+        # Models leave out the prefix of a function's name.
         if functions and (to.startswith(_FUNCTIONS) or to in known):
             yield from _read_call(reader, to.removeprefix(_FUNCTIONS))
             if reader.one_call:

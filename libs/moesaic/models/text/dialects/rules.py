@@ -12,8 +12,8 @@ from moesaic.models.text.dialects.functions import ToolFunction
 from moesaic.models.text.schemas.raw_texts import ANY, escaped, slashes_escaped
 
 # JSON lets any run of blanks stand between two tokens, and small models get lost in them until their answer is
-# full. One blank, or a new line with its indent, is enough for every usual layout of an answer. Nobody looks at the
-# layout of a call's arguments, and templates write them on one line: there is one blank at most.
+# full. One blank, or a new line with its indent, is enough for every usual layout of an answer. Arguments of calls
+# need no layout, and templates write them on one line, so they have at most one blank.
 BLANKS = {"whitespace_pattern": r"( |\n {0,40})?"}
 ONE_BLANK = {"whitespace_pattern": " ?"}
 FREE = "/(?s:.*)/"
@@ -32,7 +32,7 @@ class Rules:
         self._lines: list[str] = []
         self._terminals: dict[tuple[str, bool], str] = {}
         self.lead = ""  # stands already where a text begins with it
-        self.unenforced: dict[str, set[str]] = {}  # keywords that are not held, by function
+        self.unenforced: dict[str, set[str]] = {}  # keywords that are not enforced, by function
 
     def is_token(self, marker: str) -> bool:
         """True if a marker is a token by itself."""
@@ -73,9 +73,9 @@ class Rules:
         return f"({' | '.join(ways)})"
 
     def terminal(self, body: str, *, lazy: bool = False) -> str:
-        """Add a terminal, of regular expressions; gives its name. Equal ones are one: each of them costs much.
+        """Add a terminal of regular expressions; returns its name. Equal ones share a name, since each is expensive.
 
-        A lazy one ends as soon as it matches.
+        A lazy terminal ends as soon as it matches.
         """
         if (body, lazy) not in self._terminals:
             name = f"T{len(self._lines)}"
@@ -86,16 +86,16 @@ class Rules:
     def text_until(
         self, marker: str, expressions: Sequence[str], never: Sequence[str], before: str
     ) -> str:
-        """Write a text up to a marker, and that marker; ``before`` comes right before it.
+        """Write the rule of a text, of ``before``, and of the marker that ends it.
 
         Args:
-            marker: closes the text.
-            expressions: the text matches all of them.
-            never: the text, with what comes before the marker, matches none of them.
-            before: text.
+            marker: ends the text.
+            expressions: regular expressions, all of which the text matches.
+            never: regular expressions, none of which the text with ``before`` matches.
+            before: the characters right before the marker.
         """
         is_token = marker in self._ids
-        # Where nothing holds the text, ``before`` is left to the model: the text would take it.
+        # Without expressions the text may contain ``before``, so the rule need not name it.
         end = (before if expressions else "") if is_token else before + marker
         parts = [f"/{slashes_escaped(one + escaped(end))}/" for one in expressions or [ANY]]
         never = never if is_token else [*never, f"{ANY}{escaped(marker)}(?s:.+)"]
@@ -104,7 +104,7 @@ class Rules:
         return f"{name} {self.text(marker)}" if is_token else name
 
     def value(self, schema: Any) -> str:
-        """Write a value of JSON, as calls have it."""
+        """Write the rule of a JSON value in a call."""
         return self.add(f"%json {schema_text(schema, ONE_BLANK)}")
 
     def arguments(self, function: ToolFunction) -> str:
@@ -116,7 +116,7 @@ class Rules:
         return self.value(bound)
 
     def leave_out(self, function: ToolFunction, keywords: Set[str]) -> None:
-        """Note keywords of a function's schema that the grammar does not hold."""
+        """Note keywords of a function's schema that the grammar does not enforce."""
         if keywords:
             self.unenforced.setdefault(function.name, set()).update(keywords)
 

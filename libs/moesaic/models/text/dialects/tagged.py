@@ -27,10 +27,10 @@ class Tagged(CallForm):
 
     Attributes:
         key_tags: tags around the name of an argument.
-        value_tags: tags around its value; the first one is empty where the name's tag opens the value too.
-        line: what stands between these and the value.
-        end: closes the call.
-        followers: tags that may follow the end of a call, whose own tag may be missing.
+        value_tags: tags around its value; the first one is empty if the name's closing tag opens the value too.
+        line: text between these tags and the value.
+        end: the tag that closes the call.
+        followers: tags that may follow a call, also if its closing tag is missing.
     """
 
     key_tags: ClassVar[tuple[str, str]]
@@ -61,7 +61,8 @@ class Tagged(CallForm):
         function, given = find(functions, name), dict[str, Any]()
         while True:
             yield from reader.skip_blanks()
-            if given:  # a tag that closes a value may be there twice
+            # Models write the closing tag of a value twice.
+            if given:
                 while (yield from reader.take(self.value_tags[1])):
                     yield from reader.skip_blanks()
             tag = yield from reader.take(self.key_tags[0], self.end, *self.followers)
@@ -87,7 +88,7 @@ class Tagged(CallForm):
         return True
 
     def _read_object(self, reader: Reader) -> Reading[bool]:
-        """Read a call that is an object of JSON: models write what most others write."""
+        """Read a call that is a JSON object: models fall back to the most common form."""
         if not (yield from read_json_call(reader)):
             return False
         yield from reader.skip_blanks()
@@ -96,7 +97,7 @@ class Tagged(CallForm):
         return True
 
     def _read_key(self, reader: Reader) -> Reading[str | None]:
-        """Read the name of an argument, up to where its value begins; the tag that closes the name may be missing."""
+        """Read the name of an argument, up to its value; the closing tag of the name may be missing."""
         closing, opening = self.key_tags[1], self.value_tags[0]
         key, end = yield from reader.collect((closing, opening) if opening else (closing,))
         if end == closing and opening:
@@ -113,7 +114,8 @@ class Tagged(CallForm):
 
         def give(text: str) -> None:
             reader.put_arguments(text)
-            if len(function.shapes) > 1:  # it tells which of them the call has
+            # The value decides which of several shapes the call has.
+            if len(function.shapes) > 1:
                 pieces.append(text)
 
         may_be_structure = (yield from reader.next_char()) in ("{", "[") and _has_structures(values)
@@ -128,7 +130,7 @@ class Tagged(CallForm):
         return closed
 
     def _read_structure(self, reader: Reader, values: Values | None, give: Put) -> Reading[bool]:
-        """Read a list or an object of JSON, whose texts may have tags in them; false, and nothing, if it is none."""
+        """Read a JSON list or object, whose strings may contain tags; false, and reads nothing, if it is neither."""
         pieces: list[str] = []
         reader.hold()
         if (yield from reader.json_value(pieces.append)):
@@ -146,9 +148,9 @@ class Tagged(CallForm):
     ) -> Reading[bool]:
         """Read a value to its end; false if it breaks off.
 
-        Its closing tag closes it where a tag may follow, or nothing does: a value may have that tag in it.
-        Where its closing tag is missing, it ends before the opening of an argument that the function has and that was
-        not given yet, on a line of its own, or before the end of the call.
+        A value may contain its closing tag, which ends it only before a tag that may follow, or at the text's end.
+        If the closing tag is missing, the value ends before the end of the call, or before the opening tag of another
+        argument on a line of its own. The function must have that argument, and the call must not have given it yet.
         """
         close = self.value_tags[1]
         markers = (close, self.key_tags[0], *self._ends)
@@ -180,7 +182,7 @@ class Tagged(CallForm):
         return False
 
     def _is_closed(self, reader: Reader, blanks: str) -> Reading[bool]:
-        """Look at what follows a tag that closes values; ``blanks`` come before it."""
+        """Check the text after the closing tag of a value; ``blanks`` come before the tag."""
         reader.hold()
         yield from reader.skip_blanks()
         again = (self.value_tags[1],) if self.line and "\n" in blanks else ()
@@ -194,7 +196,7 @@ class Tagged(CallForm):
         return (self.end, *(tag for tag in self.followers if tag.startswith("</")))
 
     def arguments_rule(self, rules: Rules, function: ToolFunction) -> str:
-        """Bind each argument, in the order of the schema."""
+        """Write the rule of the arguments, in the order of the schema."""
         return arguments_rule(self, rules, function)
 
 
@@ -252,7 +254,7 @@ class Glm(Tagged):
 
     def call_rule(self, rules: Rules, function: ToolFunction) -> str:
         """Bind the arguments."""
-        # GLM-4.5 and 4.6 write lines, later ones do not.
+        # GLM-4.5 and 4.6 write line breaks here, later versions do not.
         head = f"{rules.text(f'<tool_call>{function.name}')} {rules.text(LINE)}?"
         tail = rules.text("</tool_call>")
         return f"{head} {self.arguments_rule(rules, function)} {tail}"
@@ -288,7 +290,7 @@ class MiniMax(Tagged):
 
 
 def _unquoted(name: str) -> str:
-    """Read a name, which some models quote."""
+    """Remove the quotes around a name, which some models write."""
     name = name.strip()
     return name[1:-1] if len(name) > 1 and name[0] == name[-1] and name[0] in "\"'" else name
 

@@ -1,4 +1,4 @@
-"""Rules of arguments between tags: whatever they let through is read as arguments that fit the schema."""
+"""Rules of arguments between tags. Their reader reads every allowed text as arguments that fit the schema."""
 
 import json
 from collections.abc import Mapping, Sequence, Set
@@ -28,7 +28,7 @@ _SIZES = ("minProperties", "maxProperties")
 
 
 class ArgumentTags(Protocol):
-    """The tags of a form, as ``Tagged`` has them."""
+    """The tags of a form; see ``Tagged``."""
 
     key_tags: ClassVar[tuple[str, str]]
     value_tags: ClassVar[tuple[str, str]]
@@ -38,7 +38,7 @@ class ArgumentTags(Protocol):
 
 
 def arguments_rule(tags: ArgumentTags, rules: Rules, function: ToolFunction) -> str:
-    """Bind each argument, in the order of the schema; one rule for each shape of them."""
+    """Write the rule of the arguments in the order of the schema, with an alternative for each shape."""
     rules.leave_out(function, function.unenforced_shapes)
     ways = [_ShapeRule(tags, rules, function, shape).whole() for shape in function.shapes]
     return f"({' | '.join(map(rules.add, ways))})" if ways else rules.value(False)
@@ -93,7 +93,7 @@ class _ShapeRule:
         self._rules.leave_out(self._function, unenforced)
 
     def _others(self) -> list[str]:
-        """Bind arguments that have no name in the schema, where it describes such."""
+        """Write the rules of arguments that the schema describes without naming them."""
         shape, known = self._shape, "|".join(map(escaped, self._properties))
         patterns = mapping(shape, "patternProperties")
         keys = []
@@ -130,11 +130,11 @@ class _ShapeRule:
         return " ".join(part for part in (*parts, value, after) if part)
 
     def _value(self, schema: Any, first: Set[str]) -> str:
-        """Write the ways to spell a value, with the tag that closes it.
+        """Write the ways to spell a value, with its closing tag.
 
         Args:
             schema: of the value.
-            first: kinds that a text must not look like.
+            first: kinds whose values a string must not look like.
         """
         values = self._function.reader.values(schema)
         document = self._binder.document(schema)
@@ -177,7 +177,7 @@ class _ShapeRule:
 
     @cached_property
     def _never(self) -> Sequence[str]:
-        """Write what a reader takes for the end of a value, though its tag is missing."""
+        """Expressions of texts in which the reader sees the end of a value without its closing tag."""
         tags, rules, never = self._tags, self._rules, []
         others = list(map(escaped, self._function.arguments)) or [ARGUMENT.pattern]
         if not rules.is_token(tags.key_tags[0]):
@@ -192,7 +192,7 @@ class _ShapeRule:
 
 
 def _needs_json(values: Values) -> bool:
-    """True if values of a schema may be written in ways that a text does not have already."""
+    """True if the rule of strings does not cover all values of a schema."""
     if "string" in values.kinds and not values.kinds & _STRUCTURES:
         return any(not isinstance(one, str) for one in values.listed.values())
     return bool(values.kinds) or any(not isinstance(one, str) for one in values.listed.values())

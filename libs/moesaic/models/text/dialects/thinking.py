@@ -9,7 +9,7 @@ from moesaic.models.text.dialects.rules import Rules
 Opened = Literal["open", "closed", "free"]
 """How the prompt leaves the reasoning: begun, over and done, or to the model."""
 SWITCHES = ("enable_thinking", "thinking")
-"""Variables by which chat templates are told whether the model shall reason."""
+"""Variables of chat templates that turn reasoning on or off."""
 
 
 class ThinkingTags(NamedTuple):
@@ -27,11 +27,11 @@ class ThinkingTags(NamedTuple):
         return "closed" if end.endswith(self.close) else "free"
 
     def left_within(self, message: str) -> Opened:
-        """Tell how the beginning of a message leaves the reasoning."""
+        """Find whether reasoning is open at the end of a message's beginning."""
         return "open" if message.rfind(self.open) > message.rfind(self.close) else "closed"
 
     def closing(self, prompt: str) -> str | None:
-        """Write the text that ends the reasoning at the end of a prompt; None: there is no reasoning."""
+        """Return the text that ends the open reasoning of a prompt; empty: it is closed; None: there is none."""
         left = self.left_by(prompt)
         if left != "open":
             return None if left == "free" else ""

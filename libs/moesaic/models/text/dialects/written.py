@@ -1,4 +1,4 @@
-"""Values that stand between tags as a template wrote them: a text as it is, all else as JSON or as Python writes it."""
+"""Values between tags in the form of templates: strings without quotes, other values as JSON or in Python's form."""
 
 import json
 import math
@@ -8,16 +8,15 @@ from typing import Any
 
 from moesaic.models.text.schemas.reading import ALL_KINDS, Values, kind_of
 
-MAX_PYTHON = 1 << 16  # characters that are read as Python's
+MAX_PYTHON = 1 << 16  # characters of a value in Python's form
 _NO_VALUE = object()
 _NO_TEXTS = frozenset(("null", "array", "object", "string"))
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
 _MAX_NUMBER = 400
-MAX_UNCERTAIN = (
-    300  # characters in which a text must show that it is one, to be given out as it comes
-)
+# A string that is not certain to be one after so many characters is not streamed.
+MAX_UNCERTAIN = 300
 _WORDS = {"True": "true", "False": "false", "None": "null"}
-# A text that does not end is one to the end, so that none is looked at twice.
+# A string without its closing quote ends with the text, so that no character is scanned twice.
 _IN_PYTHON = re.compile(
     r"""
     (?P<text>'(?:[^'\\]|\\.)*(?:'|\\?\Z)|"(?:[^"\\]|\\.)*(?:"|\\?\Z))
@@ -28,17 +27,17 @@ _IN_PYTHON = re.compile(
 )
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": ""}
-# A text that may be null, or JSON, is known for one as soon as it cannot be these any more.
+# A value that may also be null or JSON is a string as soon as it cannot become one of these.
 _NOT_YET_TEXT = re.compile(r"\s*(?:$|[\"\[{]|n(?:u(?:l(?:l\s*)?)?)?$|N(?:o(?:n(?:e\s*)?)?)?$)")
 
 
 def as_json(value: Any) -> str:
-    """Write a value as JSON, as the calls of answers have it."""
+    """Write a value as JSON, in the form of calls in answers."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def _loaded(written: str) -> Any:
-    """Read JSON; what is none gives ``_NO_VALUE``."""
+    """Read JSON; returns ``_NO_VALUE`` if the text is invalid."""
     try:
         return json.loads(written, parse_constant=_no_constant)
     except (ValueError, RecursionError):
@@ -46,7 +45,7 @@ def _loaded(written: str) -> Any:
 
 
 def is_certain(written: str, values: Values) -> bool:
-    """True if a value that begins so is the text that was written, whatever follows."""
+    """True if a value with this beginning is a string, whatever follows."""
     if "string" not in values.kinds or values.kinds == ALL_KINDS or values.first:
         return False
     if any(kind_of(one) != "string" for one in values.listed.values()):
@@ -55,16 +54,16 @@ def is_certain(written: str, values: Values) -> bool:
 
 
 def is_json(written: str) -> bool:
-    """True if a text is JSON."""
+    """True if a text is valid JSON."""
     return _loaded(written) is not _NO_VALUE
 
 
 class GrowingValue:
-    """A value that is being read. A text is given out as it comes, as soon as it can be nothing else.
+    """A value that is being read. It is streamed as soon as it is certain to be a string.
 
     Args:
-        give: takes JSON.
-        values: what the schema allows; None: nothing is known of it.
+        give: takes pieces of JSON.
+        values: the values that the schema allows; None: the schema does not say.
     """
 
     def __init__(self, give: Callable[[str], None], values: Values | None) -> None:
@@ -80,7 +79,7 @@ class GrowingValue:
         return not self._length
 
     def put(self, text: str) -> None:
-        """Take more of it."""
+        """Add a piece of the text."""
         self._length += len(text)
         if not text:
             return
@@ -95,7 +94,7 @@ class GrowingValue:
             self._flows = True
 
     def end(self, *, closed: bool) -> None:
-        """Give out what is left. A value that broke off is given as it was written."""
+        """Give the rest of the value. If it broke off, the written text is given unchanged."""
         if self._flows:
             self._give('"' if closed else "")
         else:
@@ -104,11 +103,11 @@ class GrowingValue:
 
 
 def json_of(written: str, values: Values | None) -> str:
-    """Give a value as JSON.
+    """Convert a written value to JSON.
 
     Args:
-        written: what stands between the tags.
-        values: what the schema allows; None: nothing is known of it.
+        written: the text between the tags.
+        values: the values that the schema allows; None: the schema does not say.
     """
     if values is None or values.kinds == ALL_KINDS:
         word = _WORDS.get(written.strip()) if values is not None else None
@@ -136,14 +135,14 @@ def _typed(written: str, values: Values) -> str:
             if values.kinds & {"integer", "number"} == {"integer"}
             else spelled
         )
-    # What is null, a list or an object is written so; any other value could be a text as well.
+    # Templates write null, lists and objects as JSON. Any other text could also be a string.
     if kind_of(value) in (_NO_TEXTS | values.first) & values.kinds:
         return spelled
     return as_json(written)
 
 
 def _other_spelling(written: str, values: Values) -> str:
-    """Spell as JSON what Python writes, or what a number may look like; else give it back."""
+    """Spell Python's form of a value, or another form of a number, as JSON; else return the text."""
     if written.lower() in ("true", "false") and "boolean" in values.kinds:
         return written.lower()
     if written in _WORDS:
@@ -159,14 +158,14 @@ def _other_spelling(written: str, values: Values) -> str:
 
 
 def _whole(spelled: str, value: Any) -> str:
-    """Spell a number without its empty fraction."""
+    """Spell a whole number without a fraction."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return str(int(value))
     return spelled
 
 
 def _python_as_json(written: str) -> str:
-    """Spell lists, tuples and dictionaries as JSON; what is none of them makes no JSON either."""
+    """Spell lists, tuples and dictionaries of Python as JSON; other texts do not become valid JSON."""
     if written[:1] not in "([{" or len(written) > MAX_PYTHON:
         return written
     return _IN_PYTHON.sub(_piece_as_json, written)

@@ -1,1 +1,1 @@
-"""JSON schemas: what they allow, and what of it a grammar can hold."""
+"""JSON schemas: the values that they allow, and the part that a grammar can enforce."""

@@ -1,4 +1,4 @@
-"""A JSON schema as a grammar takes it: without what says nothing, and without what no grammar can hold."""
+"""JSON schemas for grammars: without ignored keywords, and without those that no grammar can enforce."""
 
 import re
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any
 from moesaic.models.text.schemas.keywords import FORMATS, KEYWORDS, is_plain_pattern, narrowed
 from moesaic.models.text.schemas.reading import REFERENCES, SchemaReader, kind_of, listed, mapping
 
-MAX_ONE_OF_MANY = 32  # properties of which one must be there
+MAX_ONE_OF_MANY = 32  # properties of which at least one is required
 _SUBSCHEMAS = ("items", "additionalProperties")
 _LISTS = ("allOf", "anyOf", "prefixItems")
 _MAPPINGS = ("properties", "patternProperties")
@@ -32,14 +32,14 @@ _PARTNERS = {
 }
 _LITERAL = re.compile(r"\^((?:[\w -]|\\[-_./])*)(?![*+?{|])")
 
-Bound = Any  # a schema: an object, or a truth value
+Bound = Any  # a schema: an object or a boolean
 
 
 class Binder:
-    """Writes schemas of one reader anew.
+    """Writes the schemas of one reader for grammars.
 
     Attributes:
-        unenforced: keywords that were left out, though they say something.
+        unenforced: keywords that restrict values, but were left out.
     """
 
     def __init__(self, reader: SchemaReader) -> None:
@@ -49,7 +49,7 @@ class Binder:
         self.unenforced: set[str] = set()
 
     def document(self, schema: Any) -> Bound:
-        """Write a schema that stands by itself: it has all that it refers to."""
+        """Write a complete schema, with all parts that it refers to."""
         self._names, self._waiting = {}, []
         written = self._bound(schema)
         shared = {}
@@ -79,13 +79,13 @@ class Binder:
         return self._with_null(schema, _combined(written, also))
 
     def _said(self, schema: Mapping[str, Any]) -> dict[str, Any]:
-        """Keep the keywords that say something and can be held."""
+        """Keep the keywords that restrict values and that a grammar can enforce."""
         said = {}
         for name, value in schema.items():
             known = KEYWORDS.get(name)
             if value is None and name != "const":
                 continue
-            if name == "required" and isinstance(value, bool):  # draft 3's, of a property
+            if name == "required" and isinstance(value, bool):  # a property's boolean of draft 3
                 continue
             if known is None or known.effect == "ignored" or name in ("nullable", "$anchor", "$id"):
                 continue
@@ -114,7 +114,7 @@ class Binder:
                 self.unenforced.add("format")
 
     def _numbers(self, said: dict[str, Any]) -> None:
-        """Write draft 4's exclusive bounds, which are truth values, as numbers; and whole numbers as such."""
+        """Write the exclusive bounds of draft 4, which are booleans, as numbers; and whole numbers as integers."""
         for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
             is_old = isinstance(said.get(exclusive), bool)
             if is_old and said.pop(exclusive) and bound in said:
@@ -128,7 +128,7 @@ class Binder:
                 said[name] = int(value)
 
     def _arrays(self, said: dict[str, Any]) -> None:
-        """Write a list of ``items``, as draft 7 has it, as ``prefixItems``."""
+        """Write a list of ``items`` (draft 7) as ``prefixItems``."""
         rest = said.pop("additionalItems", None)
         if isinstance(said.get("items"), list):
             said["prefixItems"] = said.pop("items")
@@ -147,7 +147,7 @@ class Binder:
         self._sizes(said)
 
     def _sizes(self, said: dict[str, Any]) -> None:
-        """Hold the number of properties, where all that are described are required."""
+        """Enforce the number of properties, if all described ones are required."""
         properties, required = mapping(said, "properties"), listed(said, "required")
         least, most = said.get("minProperties"), said.get("maxProperties")
         closed = said.get("additionalProperties") is False and "patternProperties" not in said
@@ -203,7 +203,7 @@ def _says_nothing(name: str, value: Any, schema: Mapping[str, Any]) -> bool:
 
 
 def _are_apart(patterns: list[str]) -> bool:
-    """True if grammars take patterns of names: no name fits two of them."""
+    """True if grammars can enforce patterns of names, since no name fits two of them."""
     if not all(map(is_plain_pattern, patterns)):
         return False
     begins = [found.group(1) if (found := _LITERAL.match(one)) else "" for one in patterns]
@@ -212,7 +212,7 @@ def _are_apart(patterns: list[str]) -> bool:
 
 
 def _combined(written: dict[str, Any], also: list[Any]) -> dict[str, Any]:
-    """Add schemas that hold as well: in place, where there is one with a keyword that is free."""
+    """Add further schemas that must hold: in place, if there is one whose keywords are free."""
     if len(also) == 1 and isinstance(also[0], Mapping) and not also[0].keys() & written.keys():
         return {**written, **also[0]}
     return {**written, "allOf": [*written.get("allOf", ()), *also]} if also else written

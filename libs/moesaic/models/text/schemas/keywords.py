@@ -1,4 +1,4 @@
-"""Keywords of JSON Schema, and what each of them does to a grammar. The reference page is made from this."""
+"""Keywords of JSON Schema, and the effect of each on grammars. The reference page is made from this table."""
 
 import re
 from typing import Any, Literal, NamedTuple
@@ -10,8 +10,8 @@ class Keyword(NamedTuple):
     """One keyword.
 
     Attributes:
-        effect: ``ignored`` says nothing about a value; ``unenforced`` does, but no grammar can hold it.
-        note: what a caller should know.
+        effect: ``ignored`` does not restrict values; ``unenforced`` does, but no grammar can enforce it.
+        note: further information for callers.
     """
 
     effect: Effect
@@ -60,9 +60,9 @@ FORMATS: dict[str, Keyword] = {
     **_all("enforced", _KNOWN_FORMATS),
     **_all("unenforced", _OTHER_FORMATS),
 }
-"""Formats of JSON Schema; any other name is ignored, as the specification has it."""
+"""Formats of JSON Schema; any other name is ignored, as in the specification."""
 
-# What the regular expressions of the grammar's library have in common with those of JSON Schema.
+# The common part of JSON Schema's regular expressions and those of the grammar library.
 _ESCAPED = r"\\(?:[dDwWsStnrfv]|[^\w\s]|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|[pP]\{\w+\})"
 _TOKEN = re.compile(
     rf"""
@@ -81,7 +81,7 @@ _NEEDS = {"often": ("atom", "close"), "begin": ("", "open", "begin", "bar")}
 
 
 def is_plain_pattern(pattern: Any) -> bool:
-    """True if a grammar can hold a text to a regular expression."""
+    """True if a grammar can enforce a regular expression."""
     if not isinstance(pattern, str):
         return False
     at = depth = 0
@@ -99,7 +99,7 @@ def is_plain_pattern(pattern: Any) -> bool:
 
 
 def narrowed(pattern: str) -> str:
-    r"""Write ``\d`` and ``\w`` as what JSON Schema takes for them: characters of ASCII."""
+    r"""Write ``\d`` and ``\w`` as ASCII characters, which is their meaning in JSON Schema."""
     return _SETS.sub(_narrowed_piece, pattern)
 
 
@@ -107,7 +107,7 @@ def _narrowed_piece(found: re.Match[str]) -> str:
     piece = found.group()
     if piece[0] == "\\":
         return f"[{_ASCII[piece[1]]}]" if piece[1] in _ASCII else piece
-    # What a set leaves out stays wide, and so does one of all characters.
+    # Negated sets, and sets with \W or \D, keep their Unicode meaning.
     if piece.startswith("[^") or "\\W" in piece or "\\D" in piece:
         return piece
     return _IN_SET.sub(_narrowed_member, piece)

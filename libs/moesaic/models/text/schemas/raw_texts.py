@@ -1,4 +1,4 @@
-"""Texts that stand as they are between tags: regular expressions that hold them to their schemas."""
+"""Regular expressions that enforce schemas of strings that are written without quotes between tags."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,11 +6,11 @@ from typing import Any
 
 from moesaic.models.text.schemas.keywords import FORMATS, is_plain_pattern, narrowed
 
-MAX_LENGTH = 2000  # that an expression counts to
+MAX_LENGTH = 2000  # the largest count in an expression
 ANY = "(?s:.*)"
-# Neither a list, an object nor a string as JSON has them.
+# Not a list, an object or a string of JSON.
 NO_JSON = r'\s*(?:[^\s"\[{](?s:.*))?'
-# What is read as a number or a truth value.
+# Texts that are read as a number or a boolean.
 SCALAR = r"\s*(?:[+\-]?[0-9.][0-9.eE+\-]*|[tT][rR][uU][eE]|[fF][aA][lL][sS][eE]|null|None)\s*"
 _DATE = r"\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|1\d|2[0-8])"
 _TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,9})?(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
@@ -42,10 +42,10 @@ _GROUP = re.compile(r"\([^()]*\)")
 
 
 def expressions_of(conditions: Sequence[Mapping[str, Any]]) -> tuple[list[str], set[str]]:
-    """Write what a text must match as a whole.
+    """Write regular expressions for a whole text.
 
     Returns:
-        The expressions, all of which it must match, and the keywords that they do not hold.
+        The expressions, all of which it must match, and the keywords that they do not enforce.
     """
     found: list[str] = []
     unenforced: set[str] = set()
@@ -71,7 +71,7 @@ def _expressions(keywords: Mapping[str, Any]) -> Iterator[tuple[str, str | None]
 
 
 def whole_pattern(pattern: Any) -> str | None:
-    """Write a pattern, which may match within a text, so that it matches all of it; None: it cannot be."""
+    """Write a pattern, which may match a part of a text, so that it matches all of it; None: it cannot be written."""
     if not is_plain_pattern(pattern):
         return None
     shown = _HIDDEN.sub("_", pattern)
@@ -88,11 +88,11 @@ def whole_pattern(pattern: Any) -> str | None:
 
 
 def escaped(text: str) -> str:
-    """Write an expression that matches a text."""
+    """Escape a text, so that the expression matches exactly it."""
     return _SPECIAL.sub(r"\\\g<0>", text)
 
 
 def slashes_escaped(pattern: str) -> str:
-    """Write a pattern so that it can stand between slashes, on one line."""
+    """Escape slashes and line breaks of a pattern, as the grammar needs them."""
     on_one_line = pattern.replace("\n", r"\n")
     return _SLASHES.sub(lambda found: "\\/" if found[0] == "/" else found[0], on_one_line)

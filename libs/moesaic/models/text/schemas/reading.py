@@ -1,4 +1,4 @@
-"""Reading a JSON schema once, for the grammar that binds a value and for the reader of what was written."""
+"""Reading a JSON schema once, for the grammar of a value and for the reader of the written value."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,30 +9,30 @@ from urllib.parse import unquote, urljoin
 ALL_KINDS = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 TEXT_KEYWORDS = ("minLength", "maxLength", "pattern", "format")
-MAX_STEPS = 20_000  # of all reading of one schema: references may lead to a part over and over
+MAX_STEPS = 20_000  # for one schema: references may lead to one part again and again
 MAX_DEPTH = 60
-MAX_TEXTS = 16  # ways to hold a text
+MAX_TEXTS = 16  # alternative conditions of a string
 
-Conditions = tuple[Mapping[str, Any], ...]  # keywords about texts, all of which hold
+Conditions = tuple[Mapping[str, Any], ...]  # keywords about strings, all of which must hold
 
 
 class Values(NamedTuple):
-    """Values that a schema allows, as far as their reader must know it.
+    """The values that a schema allows, as far as their reader must know.
 
     Attributes:
-        kinds: kinds of values that are not listed.
-        listed: values that are.
-        texts: conditions of a text that is not listed, one of which hold.
-        first: kinds of what could be a text as well, and is none.
+        kinds: kinds of which every value is allowed, apart from ``texts``.
+        listed: single values that are allowed, by ``identity_of``.
+        texts: alternative conditions of strings that are not listed.
+        first: kinds whose values are not read as strings, although strings are allowed.
     """
 
     kinds: frozenset[str]
-    listed: Mapping[str, Any] = {}  # by what ``identity_of`` gives
+    listed: Mapping[str, Any] = {}
     texts: tuple[Conditions, ...] = ()
     first: frozenset[str] = frozenset()
 
     def allows(self, value: Any) -> bool:
-        """True if a value is listed, or of a kind that is not."""
+        """True if a value is listed, or of an allowed kind."""
         return kind_of(value) in self.kinds or self.lists(value)
 
     def lists(self, value: Any) -> bool:
@@ -40,13 +40,13 @@ class Values(NamedTuple):
         return bool(self.listed) and identity_of(value) in self.listed
 
     def either(self, other: "Values") -> "Values":
-        """Unite two schemas, one of which holds."""
+        """Unite the values of two alternatives."""
         texts = (*self.texts, *other.texts)
         texts = ((),) if () in texts else texts[:MAX_TEXTS]
         return Values(self.kinds | other.kinds, {**self.listed, **other.listed}, texts)
 
     def both(self, other: "Values") -> "Values":
-        """Combine two schemas, both of which hold."""
+        """Intersect the values of two schemas that both hold."""
         listed = {
             name: value
             for some, others in ((self, other), (other, self))
@@ -58,11 +58,11 @@ class Values(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """True if no value fits."""
+        """True if no value is allowed."""
         return not self.kinds and not self.listed
 
     def disjoint(self, other: "Values") -> bool:
-        """True if no value fits both."""
+        """True if no value is allowed by both."""
         return self.both(other).is_empty
 
 
@@ -87,7 +87,7 @@ def kind_of(value: Any) -> str:
 
 
 def identity_of(value: Any) -> str:
-    """Write a value so that equal ones are written alike; a truth value is no number."""
+    """Write a value so that equal values have equal texts; booleans are not numbers."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return json.dumps(value, sort_keys=True)
@@ -97,7 +97,7 @@ class SchemaReader:
     """Reads the parts of one schema.
 
     Args:
-        root: the whole, which its references lead into.
+        root: the whole schema, to which references are relative.
     """
 
     def __init__(self, root: Any) -> None:
@@ -106,7 +106,7 @@ class SchemaReader:
         self._read: dict[int, tuple[Any, Values]] = {}
 
     def resolved(self, reference: Any) -> Any:
-        """Find what a reference leads to; None if that is not in the schema."""
+        """Find the part that a reference points to; None if it is not in the schema."""
         if not isinstance(reference, str):
             return None
         base, _, pointer = reference.partition("#")
@@ -132,7 +132,7 @@ class SchemaReader:
 
     @cached_property
     def _named(self) -> Mapping[str, Any]:
-        """Parts by their names: anchors, and addresses of their own."""
+        """Parts by their anchors and their ``$id``."""
         found: dict[str, Any] = {}
         for part in _parts(self._root):
             for name in ("$anchor", "$dynamicAnchor"):
@@ -144,9 +144,9 @@ class SchemaReader:
         return found
 
     def values(self, schema: Any) -> Values:
-        """Read what a schema allows; anything, where that takes too many steps."""
+        """Read the values that a schema allows; ``ANYTHING`` if that takes too many steps."""
         if id(schema) not in self._read:
-            # The schema stays with what was read, so that no other one gets its id.
+            # The schema is kept, so that no other object gets its id.
             self._read[id(schema)] = schema, self._values(schema, MAX_DEPTH)
         return self._read[id(schema)][1]
 
@@ -173,7 +173,7 @@ class SchemaReader:
         return found
 
     def are_disjoint(self, schemas: Sequence[Any]) -> bool:
-        """True if no value is known to fit two of some schemas."""
+        """True if certainly no value fits two of the schemas."""
         pairs = [(a, b) for i, a in enumerate(schemas) for b in schemas[:i]]
         return len(schemas) <= 20 and all(self._differ(a, b) for a, b in pairs)
 
@@ -203,22 +203,22 @@ class SchemaReader:
 
 
 def listed(schema: Any, name: str) -> list[Any]:
-    """Read a keyword that is a list; empty if it is none."""
+    """Read a keyword that should be a list; empty if it is not."""
     found = schema.get(name) if isinstance(schema, Mapping) else None
     return found if isinstance(found, list) else []
 
 
 def mapping(schema: Any, name: str) -> Mapping[str, Any]:
-    """Read a keyword that is an object; empty if it is none."""
+    """Read a keyword that should be an object; empty if it is not."""
     found = schema.get(name) if isinstance(schema, Mapping) else None
     return found if isinstance(found, Mapping) else {}
 
 
 def _own_values(schema: Mapping[str, Any]) -> Values:
-    """Read the keywords of a schema that name no other schema."""
+    """Read the keywords of a schema that contain no other schema."""
     named = schema.get("type")
     kinds = frozenset(named if isinstance(named, list) else [named]) if named else ALL_KINDS
-    if not kinds <= ALL_KINDS:  # no JSON schema
+    if not kinds <= ALL_KINDS:  # an invalid type
         kinds = ALL_KINDS
     if "number" in kinds:
         kinds |= {"integer"}

@@ -1,4 +1,4 @@
-"""Shapes of a function's arguments: its schema without ``anyOf``, ``oneOf``, ``allOf`` and ``$ref`` at the root."""
+"""Alternative shapes of a function's arguments, without ``anyOf``, ``oneOf``, ``allOf`` and ``$ref`` at the root."""
 
 from collections.abc import Mapping
 from itertools import combinations
@@ -10,7 +10,7 @@ MAX_SHAPES = 32
 MAX_PARTS = 200  # of one schema
 _COMBINE = ("allOf", "anyOf", "oneOf", *REFERENCES)
 
-Shape = dict[str, Any]  # the schema of an object, without these
+Shape = dict[str, Any]  # the schema of an object, without the keywords of _COMBINE
 
 
 class TooManyShapes(Exception):
@@ -21,7 +21,7 @@ def shapes_of(reader: SchemaReader, schema: Mapping[str, Any]) -> tuple[list[Sha
     """List the shapes of an object: a value fits the schema if it fits one of them.
 
     Returns:
-        The shapes, and the keywords that these do not hold.
+        The shapes, and the keywords that they do not enforce.
     """
     try:
         expansion = _Expansion(reader)
@@ -47,7 +47,7 @@ class _Expansion:
         if not _may_be_object(schema):
             return []
         own = {name: value for name, value in schema.items() if name not in _COMBINE}
-        # Closed beside combined schemas, nothing would fit: it is meant to close what they make together.
+        # Strictly read, it would forbid the properties of the combined schemas. Authors mean to close the combination.
         closes = own.get("additionalProperties") is False and any(n in schema for n in _COMBINE)
         if closes:
             del own["additionalProperties"]
@@ -76,7 +76,7 @@ class _Expansion:
         return [_merged(one, other) for one in some for other in others]
 
     def _exclusive(self, parts: list[Any], each: list[list[Shape]]) -> list[list[Shape]]:
-        """Keep the shapes of each schema from fitting another: without a property that the other one needs."""
+        """Make the shapes of schemas exclusive: each loses a property that the other one requires."""
         if self._reader.are_disjoint(parts):
             return each
         kept = [list(shapes) for shapes in each]
@@ -87,7 +87,7 @@ class _Expansion:
         return kept
 
     def _set_apart(self, shapes: list[Shape], others: list[Shape]) -> bool:
-        """Leave a property out of each shape; false if there is none to leave out."""
+        """Forbid a property in each shape that all others require; false if there is none."""
         apart = True
         for number, shape in enumerate(shapes):
             for other in others:
@@ -107,7 +107,7 @@ def _may_be_object(schema: Mapping[str, Any]) -> bool:
 
 
 def _needs_known(shape: Shape) -> Shape:
-    """Add the properties that are required and not described."""
+    """Add properties that are required, but not described."""
     properties = mapping(shape, "properties")
     other = shape.get("additionalProperties")
     value = other if isinstance(other, Mapping) else {}
@@ -116,7 +116,7 @@ def _needs_known(shape: Shape) -> Shape:
 
 
 def _merged(one: Shape, other: Shape) -> Shape:
-    """Combine two shapes, both of which hold."""
+    """Combine two shapes that both hold."""
     merged = {**one, **other}
     if "properties" in one or "properties" in other:
         merged["properties"] = _both_properties(one, other)
@@ -143,7 +143,7 @@ def _merged(one: Shape, other: Shape) -> Shape:
 
 
 def _both_properties(one: Shape, other: Shape) -> dict[str, Any]:
-    """Combine properties: one that only one shape describes is one of the others to the other shape."""
+    """Combine properties. If only one shape describes a property, the other's ``additionalProperties`` holds for it."""
     own, others = mapping(one, "properties"), mapping(other, "properties")
     return {
         name: _both_schemas(

@@ -1,8 +1,8 @@
-"""Eight-bit floating point, e4m3, with a scale for each block, each output or all: ``weight`` and ``weight_scale_inv``.
+"""Eight-bit floating point (e4m3) with a scale for each block, each output or all: ``weight``, ``weight_scale_inv``.
 
-The scales multiply, whatever their name says (DeepSeek-V3, arXiv:2412.19437, section 3.3). They are numbers, or powers
-of two of which a byte has the exponent (ue8m0). Where the configuration names no blocks, the shape of the scales tells
-which weights share one.
+The scales multiply, whatever their name says (DeepSeek-V3, arXiv:2412.19437, section 3.3). They are floating-point
+numbers, or powers of two in bytes that have the exponent (ue8m0). If the configuration names no blocks, the shape of
+the scales tells which weights share one.
 """
 
 from dataclasses import replace
@@ -16,17 +16,17 @@ from moesaic.models.weights.formats.codes import num_groups, spread
 from moesaic.models.weights.formats.names import SCALES_OF_FP8
 from moesaic.models.weights.formats.parts import MatrixParts
 
-USUAL_BLOCK = 128  # of transformers, where a configuration names none
+USUAL_BLOCK = 128  # the default of transformers
 _NO_NUMBER = 0x7F  # with either sign; the format has no infinities
 
 
 def read(
     parts: MatrixParts, weight_format: WeightFormat, num_out: int, num_in: int, halves: int = 1
 ) -> StoredWeight:
-    """Read one matrix ``[out, in]``, of so many that were quantised one by one; raises ``CheckpointError``."""
+    """Read one matrix ``[out, in]``, of ``halves`` that have scales of their own; raises ``CheckpointError``."""
     codes = parts.codes("weight", "F8_E4M3", num_out, num_in)
     if bool(((codes & _NO_NUMBER) == _NO_NUMBER).any()):
-        raise parts.error("weight", "some of its weights are no number: the file is damaged")
+        raise parts.error("weight", "some of its weights are NaN: the file is damaged")
     scales, found = _scales(parts, weight_format, num_out, num_in, halves)
     held = weight_format.held_group
     if held is not None:
@@ -39,7 +39,7 @@ def read(
 def _scales(
     parts: MatrixParts, weight_format: WeightFormat, num_out: int, num_in: int, halves: int
 ) -> tuple[Tensor, WeightFormat]:
-    """Read float32 ``[out, groups]``, and the format with the groups that they have."""
+    """Read scales, float32 ``[out, groups]``, and the format with their group size."""
     name = next((each for each in SCALES_OF_FP8 if parts.shape(each) is not None), None)
     name, shape = name or weight_format.scale, parts.shape(name or weight_format.scale) or ()
     tall, wide = (*shape, 1, 1)[:2]
@@ -59,7 +59,7 @@ def _scales(
 def _scale_of(
     parts: MatrixParts, name: str, num_out: int, rows: int, halves: int, tall: int
 ) -> Tensor | None:
-    """Find the row of scales, of ``tall``, for each output, int64 ``[out]``; None: there should be more or fewer."""
+    """Find the row of scales for each output, int64 ``[out]``; None: ``tall`` is not the right number of rows."""
     half, outputs = num_out // halves, torch.arange(num_out)
     of_half = -(-half // rows)
     whole, by_half = tall == -(-num_out // rows), tall == halves * of_half

@@ -16,7 +16,7 @@ def read_groups(
         int64 ``[in]``; None: groups lie side by side.
 
     Raises:
-        CheckpointError: it names groups that there are not, or an order that config.json does not announce.
+        CheckpointError: it names groups that do not exist, or an order that config.json does not announce.
     """
     if parts.stored(part) is None:
         return None

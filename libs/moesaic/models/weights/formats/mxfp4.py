@@ -30,7 +30,7 @@ def read_entry(
     packed = checkpoint.read_codes(blocks, (*shape, BLOCK // 2), "U8", CPU, index)
     exponents = checkpoint.read_codes(scales, shape, "U8", CPU, index)
     if bool((exponents == _NO_NUMBER).any()):
-        raise checkpoint.error(scales, "some of its scales are no number: the file is damaged")
+        raise checkpoint.error(scales, "some of its scales are NaN: the file is damaged")
     return Int4Weight(
         codes=nibbles(packed.flatten(1))[:, :num_in],
         scales=_SCALES[exponents.long()],

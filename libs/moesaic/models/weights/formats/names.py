@@ -16,9 +16,9 @@ _PARTS: Mapping[Layout, tuple[str, ...]] = {
         "weight_g_idx",
     ),
 }
-# transformers has the first name, AutoFP8 and compressed-tensors the second. They follow the name of the codes.
+# transformers writes the first suffix, AutoFP8 and compressed-tensors the second, after the name of the codes.
 SCALES_OF_FP8 = ("weight_scale_inv", "weight_scale")
-# Of activations, which are not quantised here.
+# Scales of activations, which are not quantised here.
 _UNREAD = (".input_scale", ".activation_scale", "_proj_activation_scale")
 
 
@@ -40,7 +40,7 @@ def stored_names(
         fused = f"{name}_blocks" in found
         yield from (f"{name}_blocks", f"{name}_scales") if fused else (name,)
         return
-    if weight_format.layout == "fp8":  # experts together are named without "weight"
+    if weight_format.layout == "fp8":  # the names of tensors with all experts have no "weight"
         scales = (name + part.removeprefix("weight") for part in SCALES_OF_FP8)
         yield name
         yield from [scale for scale in scales if scale in found][:1]
@@ -56,9 +56,9 @@ def stored_names(
 def shared_scales(
     weight_format: WeightFormat | None, experts: Sequence[str], found: Container[str]
 ) -> tuple[str, ...]:
-    """Name the two tensors with the scales of all experts, of gate and up and of down, beside codes one by one.
+    """Name the two tensors with the scales of all experts (gate and up, down), if each expert has codes of its own.
 
-    transformers saves its own fp8 models so. Empty: there are none.
+    transformers saves its own fp8 models in this form. Empty: there are no such tensors.
 
     Args:
         weight_format: of the model.

@@ -11,19 +11,19 @@ from moesaic.models.weights.header import StoredTensor
 
 EXPONENTS = ("F8_E8M0", "U8")
 CPU = torch.device("cpu")
-# Powers of two by their exponents, plus 127, in a byte; the last is no number.
+# The powers of two by their exponents plus 127, one byte each; the last is NaN.
 _POWERS = torch.tensor([2.0 ** (exponent - 127) for exponent in range(255)] + [torch.nan])
 
 
 @dataclass(frozen=True)
 class MatrixParts:
-    """Reads ``PREFIX.PART`` to the CPU; every method raises ``CheckpointError`` for what is not as asked.
+    """Reads ``PREFIX.PART`` to the CPU; every method raises ``CheckpointError`` for an unexpected tensor.
 
     Attributes:
         checkpoint: the files.
-        prefix: of the tensors' names; of matrices together, the name of the codes.
-        index: of the matrix, where the tensors have ``num`` of them together; None: they have one.
-        num: of them.
+        prefix: of the tensors' names; if a tensor has several matrices, the name of the codes.
+        index: of the matrix, if each tensor has ``num`` matrices; None: it has one.
+        num: number of matrices in a tensor.
     """
 
     checkpoint: Checkpoint
@@ -36,7 +36,7 @@ class MatrixParts:
         return self.checkpoint.stored(self._name(part))
 
     def shape(self, part: str) -> tuple[int, ...] | None:
-        """Return the shape of this matrix's part; None: there is none."""
+        """Return the shape of a part for this matrix; None: there is no such tensor."""
         stored = self.stored(part)
         if stored is None:
             return None
@@ -55,17 +55,17 @@ class MatrixParts:
         return self.checkpoint.read_slice(name, self.index, whole, torch.float32, CPU)
 
     def scales(self, part: str, *shape: int) -> Tensor:
-        """Read float32, or powers of two of which the file has the exponents."""
+        """Read float32 scales; the file may have the exponents of powers of two."""
         stored = self.stored(part)
         if stored is None or stored.dtype not in EXPONENTS:
             return self.numbers(part, *shape)
         scales = _POWERS[self.codes(part, stored.dtype, *shape).long()]
         if bool(scales.isnan().any()):
-            raise self.error(part, "some of its scales are no number: the file is damaged")
+            raise self.error(part, "some of its scales are NaN: the file is damaged")
         return scales
 
     def error(self, part: str, problem: str) -> CheckpointError:
-        """Make the error about one of the tensors, for the caller to raise."""
+        """Make an error about one of the tensors, for the caller to raise."""
         return self.checkpoint.error(self._name(part), problem)
 
     def _whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -79,7 +79,7 @@ class MatrixParts:
 
 @dataclass(frozen=True)
 class ApartParts(MatrixParts):
-    """The same of a matrix whose codes are in ``matrices`` of its own, one below the other."""
+    """Return parts for a matrix whose codes are in separate ``matrices``, one below the other."""
 
     matrices: tuple[str, ...] = ()
 
@@ -92,7 +92,7 @@ class ApartParts(MatrixParts):
         return torch.cat([read(name, each, stored_dtype, CPU) for name in self.matrices])
 
     def error(self, part: str, problem: str) -> CheckpointError:
-        """Make the error about one of the tensors, for the caller to raise."""
+        """Make an error about one of the tensors, for the caller to raise."""
         if part != "weight":
             return super().error(part, problem)
         return self.checkpoint.error(self.matrices[0], problem)

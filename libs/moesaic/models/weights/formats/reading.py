@@ -64,7 +64,7 @@ def read_entry(
 ) -> StoredWeight:
     """Read matrix ``index`` of the fused matrices ``name``, of ``shape`` (matrices, out, in); see ``read_matrix``.
 
-    Each is of ``halves`` that may have been quantised one by one, as gate and up are.
+    Each is joined from ``halves`` matrices that may have been quantised separately, such as gate and up.
     """
     stored = checkpoint.stored(name)
     if weight_format is not None and stored is None and weight_format.layout == "mxfp4":
@@ -85,9 +85,9 @@ def read_apart(
     dtype: torch.dtype,
     device: torch.device,
 ) -> StoredWeight:
-    """Read fp8 ``matrices`` one below the other, with scales that are entry ``index`` of the tensor ``scales``.
+    """Read fp8 ``matrices``, one below the other, with the scales of entry ``index`` of the tensor ``scales``.
 
-    Their ``shape`` is that of ``read_entry``, which see for the rest.
+    ``shape`` and all else are as in ``read_entry``.
     """
     prefix = scales.removesuffix("_scale_inv")
     parts = ApartParts(checkpoint, prefix, index, shape[0], matrices)
