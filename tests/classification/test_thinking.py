@@ -1,4 +1,4 @@
-"""The demo model, in a template that opens a chain of thought: it is asked where it answers."""
+"""Questions to the demo model with a template that opens a thought."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ SWITCHES = [
 
 
 def odds_with(directory: Path, template: str) -> list[Odds]:
-    """Ask the demo model, with more at the end of its template."""
+    """Ask the demo model, with a longer chat template."""
     for path in DEMO.glob("*.*"):
         if path.name != "tokenizer_config.json" and not (directory / path.name).exists():
             (directory / path.name).symlink_to(path)
@@ -40,17 +40,17 @@ def odds_with(directory: Path, template: str) -> list[Odds]:
 
 
 @pytest.mark.parametrize("switch", SWITCHES)
-def test_a_question_stands_where_the_model_answers(tmp_path: Path, switch: str) -> None:
+def test_the_prompt_of_a_question_ends_where_the_model_answers(tmp_path: Path, switch: str) -> None:
     (no, without), (yes, with_it) = odds_with(tmp_path, OPENS.replace("SWITCH", switch))
 
     assert no[0] < 0.2 < 0.8 < yes[0]
     assert min(without, with_it) > 0.999
 
 
-def test_thoughts_that_cannot_be_turned_off_are_ended(tmp_path: Path) -> None:
+def test_thoughts_that_cannot_be_turned_off_are_closed(tmp_path: Path) -> None:
     template = OPENS.replace("SWITCH", "true")
 
     odds = odds_with(tmp_path, template)
 
-    # The model does not know the tags, but after the end of thoughts it answers.
+    # The model does not know the tags, but it answers after the closing tag.
     assert min(mass for _, mass in odds) > 0.9

@@ -47,7 +47,7 @@ def test_every_metric_is_on_the_page_of_metrics() -> None:
     assert (generate.HERE / "metrics.md").read_text(encoding="utf-8") == generate.metrics_page()
 
 
-def test_every_field_of_requests_is_on_the_page_of_fields() -> None:
+def test_the_page_lists_every_request_field() -> None:
     page = (generate.HERE / "request-fields.md").read_text(encoding="utf-8")
 
     assert page == generate.request_fields_page(generate.MADE)
@@ -56,12 +56,12 @@ def test_every_field_of_requests_is_on_the_page_of_fields() -> None:
         assert f"| `{name}` |" in page or f"| `{name.rstrip('_')}` |" in page
 
 
-def test_every_field_of_a_checkpoint_is_on_the_page_of_fields() -> None:
+def test_the_page_lists_every_checkpoint_field() -> None:
     page = (generate.HERE / "checkpoint-fields.md").read_text(encoding="utf-8")
     assert page == checkpoint_fields.fields_page()
 
 
-def test_every_keyword_of_schemas_is_on_its_page() -> None:
+def test_the_page_lists_every_schema_keyword() -> None:
     page = (generate.HERE / "schema-keywords.md").read_text(encoding="utf-8")
     assert page == schema_keywords_page(generate.MADE)
 

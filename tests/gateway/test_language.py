@@ -73,7 +73,7 @@ def test_the_tokenizer_s_description_has_plain_tokens_and_the_template(directory
     }
 
 
-def test_the_tokenizer_s_description_has_all_templates(directory: Path) -> None:
+def test_the_description_of_the_tokenizer_has_all_templates(directory: Path) -> None:
     (directory / "chat_template.jinja").write_text("plain")
     (directory / "additional_chat_templates").mkdir()
     (directory / "additional_chat_templates" / "tool_use.jinja").write_text("tools")

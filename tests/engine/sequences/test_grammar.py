@@ -379,13 +379,13 @@ def test_what_is_kept_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> No
         {"generation_config.json": {"eos_token_id": [2, "travel"]}},
     ],
 )
-def test_every_end_token_ends_a_form_and_none_stands_within_it(
+def test_every_end_token_ends_a_structured_answer_and_none_is_within_it(
     tmp_path: Path, files: dict[str, Any]
 ) -> None:
     word = Tokenizer.load(DIRECTORY).token_to_id("travel")
     assert word is not None
     named = json.dumps(files).replace('[2, "travel"]', f"[2, {word}]")
-    # as the hub's cache has them
+    # the hub's cache has links
     for name in ("config.json", "tokenizer.json"):
         (tmp_path / name).symlink_to(DIRECTORY / name)
     for name, content in json.loads(named).items():

@@ -130,7 +130,7 @@ async def test_a_head_that_does_not_come_is_not_waited_for(
         assert await client.ended()
 
 
-async def test_a_head_that_does_not_come_behind_a_request_costs_no_answer(
+async def test_an_incomplete_head_after_a_request_costs_no_answer(
     open_house: Any, scripts: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, goes_on, given_up = asyncio.Event(), asyncio.Event(), asyncio.Event()

@@ -1,4 +1,4 @@
-"""Messages by RFC 9112, on a bare socket: what must be refused gets an answer, and old clients are served."""
+"""Messages by RFC 9112 on a plain socket: invalid ones are refused with an answer, old clients are served."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ OK = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 class Answer(NamedTuple):
-    """One answer as it came."""
+    """One answer, not decoded."""
 
     status: int
     headers: dict[str, str]
@@ -45,7 +45,7 @@ async def exchange(url: str, *sent: bytes) -> bytes:
 
 
 def answers(raw: bytes) -> list[Answer]:
-    """Take apart answers of a told length."""
+    """Split answers by their content lengths."""
     found = []
     while raw:
         head, _, raw = raw.partition(b"\r\n\r\n")
@@ -181,7 +181,9 @@ async def test_an_upload_that_breaks_its_chunks_is_refused_like_any_body(
 @pytest.mark.parametrize(
     "name", ["xchunked", "two hosts", "no chunk", "TLS", "a header in two lines"]
 )
-async def test_it_is_the_same_behind_a_request_and_byte_by_byte(house: Any, name: str) -> None:
+async def test_a_wrong_message_gets_its_answer_after_a_request_and_byte_by_byte(
+    house: Any, name: str
+) -> None:
     sent, status = REFUSED[name]
     told = answers(await exchange(house.url, plain(ASKS) + OK + sent))
     slowly = answers(await exchange(house.url, *(bytes([byte]) for byte in sent)))
@@ -191,7 +193,7 @@ async def test_it_is_the_same_behind_a_request_and_byte_by_byte(house: Any, name
     assert [answer.status for answer in slowly] == [status]
 
 
-async def test_a_long_body_behind_a_refused_head_does_not_cost_its_answer(house: Any) -> None:
+async def test_a_long_body_after_a_refused_head_does_not_cost_its_answer(house: Any) -> None:
     head = ASKS + b"transfer-encoding: xchunked\r\n\r\n"
 
     [answer] = answers(await exchange(house.url, head, *[b"a" * 60_000] * 10))
@@ -228,7 +230,7 @@ def test_a_refused_file_of_any_length_gets_its_answer() -> None:
 
 @pytest.mark.parametrize("length", [40_000, 65_600, 200_000])
 @pytest.mark.parametrize("before", [b"", OK])
-async def test_a_target_that_is_too_long_is_called_so(
+async def test_a_target_that_is_too_long_is_refused_as_such(
     house: Any, length: int, before: bytes
 ) -> None:
     sent = before + OK.replace(b"models", b"models?" + b"a" * length)
@@ -239,7 +241,7 @@ async def test_a_target_that_is_too_long_is_called_so(
 
 
 @pytest.mark.parametrize("last", [OLD, ASKS + b"connection: close\r\n"])
-async def test_what_comes_behind_the_last_request_is_read_and_not_answered(
+async def test_bytes_after_the_last_request_are_read_and_not_answered(
     house: Any, last: bytes
 ) -> None:
     host, port = house.url.removeprefix("http://").split(":")
@@ -250,7 +252,7 @@ async def test_what_comes_behind_the_last_request_is_read_and_not_answered(
     for piece in (plain(ASKS), b"nothing", plain(ASKS)):
         writer.write(piece)
         await writer.drain()
-    other = await house.client.get("/livez")  # the gateway has read them by now
+    other = await house.client.get("/livez")  # the gateway has read them
     writer.close()
     await writer.wait_closed()
 
@@ -299,7 +301,7 @@ async def test_an_absolute_target_names_the_host(house: Any, subtests: Any) -> N
             assert answer.status == status
 
 
-def test_targets_are_taken_apart() -> None:
+def test_targets_are_split_into_host_and_path() -> None:
     assert split_target(b"/a?b") == (None, b"/a?b")
     assert split_target(b"http://a:80/b?c#d") == (b"a:80", b"/b?c")
     assert split_target(b"https://[::1]?b") == (b"[::1]", b"/?b")
@@ -309,12 +311,12 @@ def test_targets_are_taken_apart() -> None:
     "host",
     ["localhost", "a_b", "gateway.ns.svc:8000", "10.0.0.1:", "[::1]:80", "xn--bcher-kva"],
 )
-def test_hosts_are_those_of_addresses(host: str) -> None:
+def test_hosts_have_the_form_of_addresses(host: str) -> None:
     assert fault_of(b"GET", b"/", "1.1", [(b"host", host.encode())]) is None
 
 
 @pytest.mark.parametrize("coding", [b"chunked", b"CHUNKED", b"Chunked "])
-async def test_chunks_are_told_in_any_case(house: Any, coding: bytes) -> None:
+async def test_chunked_may_be_written_in_any_case(house: Any, coding: bytes) -> None:
     sent = coded(coding).replace(b"\r\n", b"\r\nconnection: close\r\n", 1)
 
     [answer] = answers(await exchange(house.url, sent))
@@ -347,7 +349,7 @@ async def test_a_stream_to_an_old_client_is_a_plain_body(
     assert chunks.endswith(b"0\r\n\r\n")
 
 
-async def test_an_old_client_gets_answers_of_known_length_as_such(house: Any) -> None:
+async def test_an_old_client_gets_the_length_of_an_answer_if_it_is_known(house: Any) -> None:
     expecting = OLD + b"expect: 100-continue\r\n"
 
     [whole] = answers(await exchange(house.url, plain(expecting)))
@@ -358,15 +360,15 @@ async def test_an_old_client_gets_answers_of_known_length_as_such(house: Any) ->
     assert {answer.headers["connection"] for answer in (whole, wrong, probe)} == {"close"}
 
 
-async def test_a_client_that_waits_to_be_told_so_is_told_to_go_on(house: Any) -> None:
+async def test_a_client_that_expects_100_continue_gets_it(house: Any) -> None:
     raw = await exchange(house.url, plain(ASKS + b"connection: close\r\nexpect: 100-continue\r\n"))
 
     assert raw.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n")
 
 
 @pytest.mark.parametrize("protocol", [b"h2c", b"websocket", b"TLS/1.0, h2c"])
-async def test_an_offer_of_another_protocol_is_passed_over(house: Any, protocol: bytes) -> None:
-    # Such as Java's client sends with every request.
+async def test_an_offer_of_another_protocol_is_ignored(house: Any, protocol: bytes) -> None:
+    # Java's client sends such an offer with every request.
     offer = (
         b"connection: upgrade, http2-settings\r\nupgrade: %b\r\nhttp2-settings: AA\r\n" % protocol
     )

@@ -1,4 +1,4 @@
-"""Methods, statuses and headers by RFC 9110: HEAD, 405 with Allow, bodies that are compressed."""
+"""Methods, statuses and headers by RFC 9110: HEAD, 405 with Allow, compressed bodies."""
 
 import gzip
 import itertools
@@ -39,7 +39,7 @@ async def asked(url: str, method: str, path: str, headers: str = "") -> tuple[in
     return int(first.split()[1]), {n: v for n, v in told.items() if n not in CHANGING}, body
 
 
-async def test_head_tells_what_get_tells_without_the_body(
+async def test_head_has_the_headers_of_get_without_the_body(
     open_house: Any, tmp_path: Any, subtests: Any
 ) -> None:
     form = {"files": {"file": ("a.jsonl", b"{}\n" * 300_000)}, "data": {"purpose": "batch"}}
@@ -52,13 +52,13 @@ async def test_head_tells_what_get_tells_without_the_body(
                 head = await asked(house.url, "HEAD", path)
 
                 assert int(headers["content-length"]) == len(body)
-                if path == "/metrics":  # whose numbers change
+                if path == "/metrics":  # its numbers change
                     assert head[1].pop("content-length").isdecimal()
                     del headers["content-length"]
                 assert head == (status, headers, b"")
 
 
-async def test_a_connection_goes_on_behind_a_head(open_house: Any) -> None:
+async def test_a_connection_continues_after_a_head_request(open_house: Any) -> None:
     head = b"HEAD /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
     last = b"GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
     async with open_house() as house:
@@ -72,7 +72,7 @@ async def test_a_connection_goes_on_behind_a_head(open_house: Any) -> None:
     assert logged == ["HEAD", "HEAD", "GET"]
 
 
-async def test_a_head_needs_what_get_needs(open_house: Any) -> None:
+async def test_a_head_request_needs_the_key_that_get_needs(open_house: Any) -> None:
     async with open_house(api_key="k") as house:
         without = await asked(house.url, "HEAD", "/v1/models")
         with_key = await asked(house.url, "HEAD", "/v1/models", "authorization: Bearer k\r\n")
@@ -81,7 +81,9 @@ async def test_a_head_needs_what_get_needs(open_house: Any) -> None:
     assert with_key[0] == 200
 
 
-async def test_other_methods_are_told_which_there_are(open_house: Any, subtests: Any) -> None:
+async def test_other_methods_are_refused_with_those_of_the_route(
+    open_house: Any, subtests: Any
+) -> None:
     async with open_house() as house:
         for method, path in itertools.product(("HEAD", "GET", "PUT", "OPTIONS", "TRACE"), POST):
             with subtests.test(method=method, path=path):
@@ -100,7 +102,7 @@ async def test_other_methods_are_told_which_there_are(open_house: Any, subtests:
 CODINGS = ["gzip", "GZip", "deflate", "br", "zstd", "gzip, identity", "x"]
 
 
-async def test_a_compressed_body_is_refused_and_told_what_is_taken(
+async def test_a_compressed_body_is_refused_with_the_accepted_codings(
     open_house: Any, scripts: Any, subtests: Any
 ) -> None:
     form = {"files": {"file": ("a.jsonl", b"{}\n")}, "data": {"purpose": "batch"}}

@@ -1,5 +1,4 @@
-"""What a chat template asks for reaches it from a request: keywords, names, parts, tools; and questions stand behind
-its thoughts."""
+"""Chat templates get keywords, names, parts and tools of requests, and questions come after their thoughts."""
 
 import json
 from pathlib import Path
@@ -50,7 +49,7 @@ CLEAR = (
 
 @pytest.fixture
 def template() -> Any:
-    """Tests ask for another by parametrising this."""
+    """The chat template; tests parametrise it."""
     return TURNS
 
 
@@ -76,7 +75,7 @@ def prompt_of(scripts, submit) -> str:
 
 
 async def prompts(open_house, scripts, *bodies: dict[str, Any]) -> tuple[list[str], list[Any]]:
-    """Send chats; give the prompts that the worker gets, and the names of what was ignored."""
+    """Send chats; return the worker's prompts and the names of ignored fields."""
     async with open_house(scripts.says("yes")) as house:
         answers = [await house.client.post(CHAT, json=body) for body in bodies]
         for answer in answers:
@@ -86,7 +85,7 @@ async def prompts(open_house, scripts, *bodies: dict[str, Any]) -> tuple[list[st
 
 
 @pytest.mark.parametrize("template", [CLEAR])
-async def test_keywords_that_the_template_asks_for_reach_it(open_house, scripts) -> None:
+async def test_keywords_that_the_template_reads_reach_it(open_house, scripts) -> None:
     kwargs = {"clear_thinking": False, "style": {"a": [1, None, "<|im_end|>"]}}
     more = {**kwargs, "eos_token": "x", "nobody": 1}
 
@@ -134,7 +133,7 @@ async def test_names_and_other_fields_of_messages_reach_the_template(open_house,
 
 
 @pytest.mark.parametrize("template", [TURNS + "{{ 'seen' if messages[0].role == 'observation' }}"])
-async def test_roles_that_the_template_names_are_taken(open_house, scripts) -> None:
+async def test_roles_that_the_template_names_are_accepted(open_house, scripts) -> None:
     turn = {"role": "observation", "content": "x"}
 
     texts, _ = await prompts(open_house, scripts, {"messages": [turn]})
@@ -170,14 +169,14 @@ async def test_parts_are_joined_as_the_template_says(open_house, scripts, text: 
     "template",
     ["{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"],
 )
-async def test_a_template_of_parts_alone_gets_texts_as_parts(open_house, scripts) -> None:
+async def test_a_template_that_reads_only_parts_gets_texts_as_parts(open_house, scripts) -> None:
     texts, _ = await prompts(open_house, scripts, {"messages": ASKED})
 
     assert texts == ["hello"]
 
 
 @pytest.mark.parametrize("template", [TURNS + "{% if tools is not none %}Tools: {% endif %}"])
-async def test_without_tools_there_are_none(open_house, scripts) -> None:
+async def test_tools_are_none_without_tools(open_house, scripts) -> None:
     texts, _ = await prompts(
         open_house, scripts, {"messages": ASKED}, {"messages": ASKED, "tools": []}
     )
@@ -201,7 +200,7 @@ async def test_tools_choose_the_template_for_them(open_house, scripts) -> None:
 
 
 @pytest.mark.parametrize("kind", THINKING)
-async def test_questions_stand_where_the_model_answers(
+async def test_prompts_of_questions_end_where_the_model_answers(
     open_house, scripts, model_directory, kind: str
 ) -> None:
     config = {"eos_token": "<|im_end|>", "chat_template": THINKING[kind]}
@@ -233,7 +232,9 @@ async def test_questions_stand_where_the_model_answers(
 
 
 @pytest.mark.parametrize("template", ["{{ raise_exception('no') if messages | length < 9 }}"])
-async def test_a_template_that_refuses_questions_refuses_them_alone(open_house, scripts) -> None:
+async def test_a_template_that_refuses_questions_still_serves_completions(
+    open_house, scripts
+) -> None:
     async with open_house(scripts.says("yes")) as house:
         asked = {"input": "a", "labels": ["yes", "no"]}
         refused = await house.client.post("/v1/classify", json=asked)
@@ -259,7 +260,7 @@ CLOSED = (
 
 
 @pytest.mark.parametrize("template", [CLOSED])
-async def test_the_model_goes_on_with_the_last_message(open_house, scripts) -> None:
+async def test_the_model_continues_the_last_message(open_house, scripts) -> None:
     parts = [{"type": "text", "text": "well"}, {"type": "text", "text": "so <|im_end|> "}]
     begun = [{"role": "assistant", "content": content} for content in ("well then ", parts)]
     bodies = [{"messages": [*ASKED, message], **BEGUN} for message in begun]
@@ -282,7 +283,7 @@ async def test_the_model_goes_on_with_the_last_message(open_house, scripts) -> N
         ("<think>well</think>", " yes", (" yes", None)),
     ],
 )
-async def test_a_message_that_goes_on_tells_whether_the_model_thinks(
+async def test_a_continued_message_decides_whether_the_model_thinks(
     open_house, scripts, begun: str, answer: str, told: tuple[str, str | None]
 ) -> None:
     messages = [*ASKED, {"role": "assistant", "content": begun}]
@@ -307,7 +308,7 @@ TWICE = "{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}"
         (TURNS, "\U0010fff0", "continue_final_message"),
     ],
 )
-async def test_a_message_that_cannot_go_on_is_refused(
+async def test_a_message_that_cannot_be_continued_is_refused(
     open_house, scripts, content: Any, field: str
 ) -> None:
     messages = [*ASKED, {"role": "assistant", "content": content}]

@@ -153,7 +153,7 @@ async def test_without_a_seed_each_answer_is_a_draw_of_its_own(open_house, scrip
 
 
 @pytest.mark.parametrize("seed", [0, (1 << 63) - 1])
-async def test_any_seed_is_the_callers(open_house, scripts, seed: int) -> None:
+async def test_every_seed_gives_reproducible_answers(open_house, scripts, seed: int) -> None:
     async with open_house(scripts.says("yes")) as house:
         body = {"prompt": ["hello"] * 3, "max_tokens": 5, "seed": seed}
         await house.client.post("/v1/completions", json=body)

@@ -75,8 +75,8 @@ def test_values_that_change_nothing_are_taken_and_not_named(name: str) -> None:
         assert check_extras(body) == []
 
 
-# What clients of OpenAI, vLLM and SGLang send by default, or without any effect on an answer, and its name in the
-# header where it is passed over.
+# Fields that clients of OpenAI, vLLM and SGLang send by default, or that do not affect an answer. The second value is
+# the name in the header, if the field is ignored.
 OF_NO_EFFECT: list[tuple[dict[str, Any], str]] = [
     ({"verbosity": "low"}, "verbosity"),
     ({"verbosity": "high", "store": False}, "store, verbosity"),
@@ -100,7 +100,7 @@ OF_NO_EFFECT: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_what_has_no_effect_is_taken_and_named_where_it_was_meant_to_have_one(
+async def test_fields_without_effect_are_accepted_and_named_if_they_were_meant_to_have_one(
     open_house, scripts, subtests
 ) -> None:
     async with open_house(scripts.says("yes")) as house:
@@ -112,8 +112,7 @@ async def test_what_has_no_effect_is_taken_and_named_where_it_was_meant_to_have_
                 assert chat.headers.get("x-moesaic-ignored", "") == named
 
 
-# What of the fields that others define changes no answer here: caches, speed, keeping, and what goes with fields that
-# are refused.
+# Fields of other servers that do not affect an answer here: caches, speed, storage, and companions of refused fields.
 WITHOUT_EFFECT = {
     *("metadata", "prediction", "safety_identifier", "service_tier", "store"),
     *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
@@ -129,7 +128,7 @@ WITHOUT_EFFECT = {
 }
 
 
-def test_every_field_of_the_client_of_openai_has_its_place() -> None:
+def test_every_field_of_the_openai_client_is_accepted_refused_or_ignored() -> None:
     for kind, wire in (
         (chat_params.CompletionCreateParamsNonStreaming, ChatWire),
         (params.CompletionCreateParamsNonStreaming, CompletionWire),
@@ -138,7 +137,7 @@ def test_every_field_of_the_client_of_openai_has_its_place() -> None:
         assert fields - wire.model_fields.keys() - REFUSED.keys() <= WITHOUT_EFFECT
 
 
-def test_every_field_of_generation_in_transformers_has_its_place() -> None:
+def test_every_generation_field_of_transformers_is_accepted_refused_or_ignored() -> None:
     fields = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
     assert fields - ChatWire.model_fields.keys() - REFUSED.keys() <= WITHOUT_EFFECT
 

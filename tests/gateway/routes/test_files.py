@@ -257,7 +257,7 @@ def test_no_directory_that_it_makes_is_open_to_others(tmp_path: Path) -> None:
     assert modes == [0o700, 0o700]
 
 
-async def test_a_head_reads_no_content(
+async def test_a_head_request_reads_no_content(
     open_house, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     form = {"files": {"file": ("a.jsonl", b"{}\n" * 300_000)}, "data": {"purpose": "batch"}}

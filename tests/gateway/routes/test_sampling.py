@@ -84,10 +84,10 @@ def test_what_is_asked_reaches_the_engine_as_asked(asked: dict[str, Any], seed: 
 
 
 @pytest.mark.parametrize("top_p", [0, 0.0, -0.0, 1e-300])
-def test_a_top_p_of_nothing_leaves_the_likeliest_token(top_p: float) -> None:
+def test_a_top_p_of_0_keeps_only_the_most_likely_token(top_p: float) -> None:
     sampling = read_back(CompletionWire(prompt="a", top_p=top_p, temperature=2).sampling(3, ()))
     logits = torch.randn(64, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
-    logits[::2].round_()  # of equals, the one of the lowest id
+    logits[::2].round_()  # of equal ones, the token with the lowest id
     rules = [PickRules(2.0, 0, sampling.top_p, 0.0, draw(3, position)) for position in range(64)]
 
     assert pick_tokens(logits, rules) == logits.argmax(dim=-1).tolist()

@@ -1,4 +1,4 @@
-"""Tokens among log-probabilities: their own bytes, their blanks, and the places in the text where they begin."""
+"""Tokens in log-probabilities: their own bytes, their blanks, and their offsets in the text."""
 
 import json
 from pathlib import Path
@@ -13,19 +13,19 @@ from tests.models.text.tokenizer_cases import CONFIG as TOKENIZER
 from tests.models.text.tokenizer_cases import write
 
 KINDS = ("o200k", "digits", "mixtral", "metaspace-first", "unigram-always")
-PARTED = "the cats \U00012345 世界, sat"  # no kind has these characters whole
+PARTED = "the cats \U00012345 世界, sat"  # these characters are single tokens of no kind
 
 
 @pytest.fixture(params=KINDS)
 def spoken(request: pytest.FixtureRequest, tmp_path: Path) -> Language:
-    """A model with a tokenizer of some kind."""
+    """A model with one kind of tokenizer."""
     named = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": CHAT_TEMPLATE}
     model = {**CONFIG, "vocab_size": 500}
     return Language(write(tmp_path, request.param, {TOKENIZER: named}, model))
 
 
 def saying(token_ids: list[int], top: list[int]) -> Any:
-    """A worker that says these tokens, beside the likeliest ones, and describes its prompt."""
+    """A worker that answers with these tokens and likelier ones, with log-probabilities of the prompt."""
 
     def entry(token_id: int) -> pb.TokenLogprob:
         logprobs = [-0.5 - place for place in range(len(top))]
@@ -61,7 +61,7 @@ async def asked(house: Any, route: str, body: dict[str, Any]) -> list[Any]:
 
 
 def texts_of(language: Language) -> tuple[list[int], list[int]]:
-    """An answer with parts of characters, and some of these as the likeliest tokens."""
+    """An answer with parts of characters, some of which are the most likely tokens."""
     ids = language.tokenizer.encode(PARTED, add_special_tokens=False)
     lone = [i for i in ids if "\ufffd" in language.tokenizer.decode([i])]
     return ids, [*dict.fromkeys([*lone, *ids])][:5]
@@ -132,9 +132,7 @@ async def test_tokens_of_a_completion_keep_their_blanks_and_offsets_are_those_of
             assert top_of[token] == number
 
 
-async def test_parts_of_characters_do_not_speak_for_each_other(
-    open_house, spoken: Language
-) -> None:
+async def test_parts_of_characters_are_listed_one_by_one(open_house, spoken: Language) -> None:
     ids, top = texts_of(spoken)
     others = [i for i in top if i != ids[-1]][:4]
     async with open_house(saying(ids[-1:], others), language=spoken) as house:
@@ -145,13 +143,13 @@ async def test_parts_of_characters_do_not_speak_for_each_other(
     assert list(told.values()) == [*(-0.5 - place for place in range(len(others))), -9.0]
 
 
-async def test_tokens_of_one_text_are_told_by_the_likeliest_and_the_chosen_one_by_its_own(
+async def test_of_tokens_with_one_text_the_most_likely_and_the_chosen_one_are_listed(
     open_house, tmp_path: Path
 ) -> None:
     language = Language(write(tmp_path, "mixtral", {}, {**CONFIG, "vocab_size": 500}))
     ids = [language.tokenizer.token_to_id(token) for token in ("▁t", "t", "▁s", "s")]
     assert None not in ids
-    # At the beginning of an answer, the blank of a token goes.
+    # The first token of an answer loses its blank.
     for chosen, told in ((ids[2], {"t": -0.5, "s": -9.0}), (ids[1], {"t": -9.0, "s": -2.5})):
         async with open_house(saying([chosen], ids), language=language) as house:
             body = {"prompt": [5, 6], "logprobs": 4, "max_tokens": 1}

@@ -103,7 +103,7 @@ async def test_a_choice_decides_what_the_model_sees_and_what_binds_it(
 
 
 def allowed(mode: str, *names: str, flat: bool = False) -> dict[str, Any]:
-    """A choice of some tools, as Chat Completions have it or, flat, as Responses have it."""
+    """A choice of some tools, in the form of Chat Completions or in the flat form of Responses."""
     if flat:
         tools: list[Any] = [{"type": "function", "name": name} for name in names]
         return {"type": "allowed_tools", "mode": mode, "tools": tools}
@@ -114,7 +114,7 @@ def allowed(mode: str, *names: str, flat: bool = False) -> dict[str, Any]:
 @pytest.mark.parametrize("family", WRITTEN)
 @pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.parametrize("mode", ["auto", "required"])
-async def test_of_allowed_tools_the_model_sees_all_and_calls_those_only(
+async def test_the_model_sees_all_tools_and_calls_only_the_allowed_ones(
     open_house, scripts, family: str, mode: str, flat: bool
 ) -> None:
     body = {"messages": ASKED, "tools": [TOOL, NOW]}
@@ -219,7 +219,7 @@ async def test_the_effort_of_reasoning_reaches_the_template(
         ),
     ],
 )
-def test_a_template_gets_each_field_that_it_asks_for(
+def test_a_template_gets_each_field_that_it_reads(
     language: Language, fields: dict[str, Any], told: dict[str, Any]
 ) -> None:
     body = ChatWire.model_validate({"messages": ASKED, **fields})

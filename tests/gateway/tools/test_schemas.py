@@ -1,4 +1,4 @@
-"""Schemas of functions and of answers, and arguments that broke off: what is taken, named and refused."""
+"""Schemas of functions and answers: accepted, ignored and refused keywords; arguments that broke off."""
 
 import json
 from typing import Any
@@ -33,7 +33,7 @@ UNIQUE = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
         ({"type": "boolean"}, "True", True),
     ],
 )
-async def test_arguments_between_tags_are_what_their_schema_says(
+async def test_arguments_between_tags_are_read_by_their_schema(
     open_house, scripts, choice: str, schema: Any, written: str, value: Any
 ) -> None:
     said = f"<tool_call>\n<function=f>\n<parameter=a>\n{written}\n</parameter>\n</function>\n</tool_call>"
@@ -56,7 +56,7 @@ async def test_arguments_between_tags_are_what_their_schema_says(
         ({"not": {"type": "string"}}, "not"),
     ],
 )
-async def test_what_no_grammar_holds_is_named_and_refused_only_where_it_is_strict(
+async def test_unenforced_keywords_are_named_and_refused_only_with_strict(
     open_house, scripts, schema: Any, named: str | None
 ) -> None:
     fine = tool({"type": "object"}, name="g")
@@ -79,7 +79,7 @@ async def test_what_no_grammar_holds_is_named_and_refused_only_where_it_is_stric
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_form_of_an_answer_is_held_as_far_as_it_can_be(
+async def test_the_enforceable_part_of_an_answers_schema_is_enforced(
     open_house, scripts, stream: bool
 ) -> None:
     schema = {
@@ -116,7 +116,7 @@ TAKEN: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("family", ["hermes", "qwen3_coder"])
-async def test_schemas_of_objects_are_taken_in_every_spelling(open_house, scripts) -> None:
+async def test_schemas_of_objects_are_accepted_in_every_spelling(open_house, scripts) -> None:
     async with open_house(scripts.says("yes")) as house:
         for parameters in TAKEN:
             for body in (MUST, {"messages": ASKED}):
@@ -145,7 +145,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("family", ["hermes", "deepseek", "harmony", "qwen3_coder"])
-async def test_a_chat_goes_on_after_arguments_that_broke_off(open_house, scripts) -> None:
+async def test_a_chat_continues_after_arguments_that_broke_off(open_house, scripts) -> None:
     async with open_house(scripts.says("yes")) as house:
         for arguments, _ in BROKEN:
             body = {"messages": turns(arguments), "tools": [tool({"type": "object"})]}
@@ -158,7 +158,7 @@ async def test_a_chat_goes_on_after_arguments_that_broke_off(open_house, scripts
         assert kept in scripts.language.tokenizer.decode(tokens, skip_special_tokens=False)
 
 
-async def test_a_call_that_the_answer_s_end_cut_can_be_sent_back(open_house, scripts) -> None:
+async def test_a_call_that_max_tokens_cut_can_be_sent_back(open_house, scripts) -> None:
     said = '<tool_call>\n{"name": "f", "arguments": {"city": "Par'
     body = {"messages": ASKED, "tools": [tool({"type": "object"})]}
     async with open_house(scripts.says(said, stop=False)) as house:

@@ -1,4 +1,4 @@
-"""Stop strings are looked for in the answer: not in what the model thinks, nor in its calls."""
+"""Stop strings are searched in the content of answers, not in thoughts or calls."""
 
 import itertools
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ every_family = pytest.mark.parametrize("family", THINKS)
 
 
 class Texts:
-    """A decoder of tokens that are the numbers of some texts."""
+    """A decoder of tokens, each of which is the index of a text."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._texts = texts
@@ -63,7 +63,7 @@ def speech_of(family: str, *, tools: bool) -> Speech:
 def grown(
     speech: Speech, text: str, cuts: Sequence[int], ending: Ending, batch: int = 1
 ) -> tuple[list[Part], list[Piece]]:
-    """The parts of an answer that came in tokens cut there, each kind's neighbours joined, and the pieces."""
+    """Return the parts of an answer in tokens with these cuts, neighbours of one kind joined, and the pieces."""
     bounds = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     tokens = [text[a:b] for a, b in itertools.pairwise(bounds)]
     choice = GrowingChoice(0, Texts(tokens), ending, speech.reader())
@@ -85,7 +85,7 @@ def grown(
 
 
 def stopped(parts: Sequence[Part], stops: Sequence[str], include: bool) -> tuple[list[Part], str]:
-    """Cut what has no stop strings yet: the one that is complete first wins, the longest of several."""
+    """Cut parts at the stop string that is complete first, and is the longest of several."""
     shown: list[Part] = []
     for kind, text, call_id in parts:
         for end in range(len(text) + 1) if kind == "content" else ():
@@ -107,7 +107,7 @@ def stopped(parts: Sequence[Part], stops: Sequence[str], include: bool) -> tuple
     batch=st.integers(1, 5),
     calls=st.booleans(),
 )
-def test_in_every_cut_they_count_in_content_alone(
+def test_stop_strings_end_only_content_in_every_cut(
     family: str,
     tools: bool,
     stops: list[str],
@@ -142,7 +142,7 @@ def test_in_every_cut_they_count_in_content_alone(
         ("assistant", False, CONTENT),
     ],
 )
-async def test_a_thought_is_no_place_for_them(
+async def test_stop_strings_are_not_searched_in_thoughts(
     open_house, scripts, family: str, stop: Any, include: bool, content: str
 ) -> None:
     body = {"messages": ASKED, "chat_template_kwargs": {"thinking": True}, "n": 2}
@@ -167,7 +167,7 @@ def as_told(stop: str | list[str]) -> str:
 
 
 @pytest.mark.parametrize("family", SAID)
-async def test_neither_is_a_call(open_house, scripts, family: str) -> None:
+async def test_stop_strings_are_not_searched_in_calls(open_house, scripts, family: str) -> None:
     async with open_house(scripts.says(SAID[family])) as house:
         body = {**BODY, "stop": ["Paris", "city", "now", "it asks"]}
         [choice] = (await house.client.post(PATH, json=body)).json()["choices"]
@@ -177,7 +177,9 @@ async def test_neither_is_a_call(open_house, scripts, family: str) -> None:
     assert arguments == ['{"city": "Paris"}', "{}"]
 
 
-async def test_what_may_be_a_call_and_is_none_is_a_place_for_them(open_house, scripts) -> None:
+async def test_stop_strings_are_searched_in_text_that_only_resembles_a_call(
+    open_house, scripts
+) -> None:
     async with open_house(scripts.says("Write <tool_call>get_weather</tool_call> here.")) as house:
         body = {**BODY, "stop": "get_weather"}
         [choice] = (await house.client.post(PATH, json=body)).json()["choices"]
@@ -186,7 +188,9 @@ async def test_what_may_be_a_call_and_is_none_is_a_place_for_them(open_house, sc
     assert choice["message"]["content"] == "Write <tool_call>"
 
 
-async def test_thoughts_that_are_not_set_apart_are_a_place_for_them(open_house, scripts) -> None:
+async def test_stop_strings_are_searched_in_thoughts_that_are_not_split_off(
+    open_house, scripts
+) -> None:
     async with open_house(scripts.says(THINKS["hermes"])) as house:
         body = {"prompt": "a", "max_tokens": 200, "stop": "Question:"}
         [choice] = (await house.client.post("/v1/completions", json=body)).json()["choices"]

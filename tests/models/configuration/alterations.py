@@ -1,4 +1,4 @@
-"""Altered configurations of every family, made from the fields that its class in transformers knows.
+"""Altered configurations of every family, made from the fields of its class in transformers.
 
 An alteration is a whole ``config.json``. Transformers reads it and makes a random model of it; our layers read the same
 file and that model's weights.
@@ -21,7 +21,7 @@ from benchmarks.parity.cases import prompt_of
 from benchmarks.parity.configurations import BASES, CLASSES, COMMON
 
 PROMPT = prompt_of(24, seed=1)
-# Beside those of the dataclasses: what files of older versions, and published ones, have.
+# Fields of older versions and of published files, beside those of the dataclasses.
 OLDER: dict[str, list[Any]] = {
     "rope_theta": [100.0],
     "partial_rotary_factor": [0.5, 1.0],
@@ -140,7 +140,7 @@ _BY_NAME: dict[str, list[Any]] = {
     "moe_norm_min": [0.5, 1e-12],
 }
 _ODD = (None, 0, 1, 0.5, True, "x")
-# With these, fields count that say nothing of the smallest model.
+# With these options, fields have an effect that have none in the smallest model.
 _RICH: dict[str, dict[str, Any]] = {
     "mixtral": {"head_dim": 12, "sliding_window": 5},
     "qwen2_moe": {
@@ -194,13 +194,13 @@ _OF_FAMILY: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Alteration:
-    """One ``config.json`` of a family, and what is other in it, beside a small model or one with more options."""
+    """One ``config.json`` of a family: the file of a small model, or of one with more options, and its changes."""
 
     family: str
     name: str
     changes: dict[str, Any]
     rich: bool = False
-    odd: bool = False  # of a type or a size that the field may not have
+    odd: bool = False  # of a type or size that is invalid for the field
 
     def __str__(self) -> str:
         return f"{self.family}: {self.name}"
@@ -213,7 +213,7 @@ class Alteration:
 
 
 def base(family: str, *, rich: bool = False) -> dict[str, Any]:
-    """What the class of a family writes of a small model, the smallest or one with more options."""
+    """Return the file that a family's class writes for the smallest model, or for one with more options."""
     options = _OF_FAMILY.get(family, {}) | (_RICH[family] if rich else {})
     written = config_class(family)(**{**COMMON, **BASES[family], **options}).to_dict()
     return dict(json.loads(json.dumps(written)))
@@ -225,7 +225,7 @@ def config_class(family: str) -> Any:
 
 
 def alterations(family: str) -> Iterator[Alteration]:
-    """List all of a family, in an order that does not change."""
+    """List all alterations of a family, in a fixed order."""
     told, more = base(family), base(family, rich=True)
     yield Alteration(family, "as written", {})
     yield Alteration(family, "as version 4 writes it", older(told))
@@ -244,7 +244,7 @@ def alterations(family: str) -> Iterator[Alteration]:
 
 
 def older(told: dict[str, Any]) -> dict[str, Any]:
-    """What version 4 of transformers writes otherwise."""
+    """Return the fields that version 4 of transformers writes differently."""
     group = dict(told["rope_parameters"])
     theta, part = group.pop("rope_theta", 1e4), group.pop("partial_rotary_factor", ...)
     kind = group.pop("rope_type", "default")
@@ -263,7 +263,7 @@ def _values_of(family: str, told: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         if name != "rope_parameters":
             others = _BY_NAME.get(name, _others(value))
             yield from ((name, other) for other in others if other != value)
-            large = isinstance(default, int) and default > 8  # no model so large can be made
+            large = isinstance(default, int) and default > 8  # such a large model cannot be made
             if name in told and not large and name != "num_experts_per_tok":
                 yield name, ...
     for name, meant in cls.attribute_map.items():
@@ -313,7 +313,10 @@ def reference(alteration: Alteration, directory: Path) -> Tensor | None:
     transformers.utils.logging.disable_progress_bar()
     told = json.dumps(alteration.file)
     logits: Tensor | None = None
-    with warnings.catch_warnings(), suppress(Exception):  # of any kind: there is no reference then
+    with (
+        warnings.catch_warnings(),
+        suppress(Exception),
+    ):  # any error means that there is no reference
         warnings.simplefilter("ignore")
         model = _model(alteration.family, json.loads(told))
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Whatever a field of a family's class says, our logits are those of transformers, or a field is named."""
+"""For every value of every field of a family's class, logits equal those of transformers, or an error names a field."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -14,11 +14,11 @@ from moesaic.models.configuration.config import load_config
 from tests.models.configuration.alterations import PROMPT, Alteration, alterations, reference
 
 TOLERANCE = 1e-4  # of the standard deviation of logits, or of 1
-SAMPLED = 251  # one in so many, of those that are not odd
+SAMPLED = 251  # every so many of the valid alterations
 
 
 def found_of(alteration: Alteration, directory: Path) -> str:
-    """What comes of an alteration: ``equal``, ``refused``, ``no reference``, ``short``, or what is wrong."""
+    """Return the result of an alteration: ``equal``, ``refused``, ``no reference``, ``short``, or the fault."""
     expected = reference(alteration, directory)
     try:
         if expected is None:
@@ -40,7 +40,7 @@ def found_of(alteration: Alteration, directory: Path) -> str:
 
 
 def compare(some: Iterable[Alteration]) -> Counter[str]:
-    """Count what comes of alterations; fail if any of them is wrong."""
+    """Count the results of alterations; fail if one is a fault."""
     counted, wrong = Counter[str](), list[str]()
     for alteration in some:
         with TemporaryDirectory() as directory:
@@ -58,7 +58,7 @@ def test_a_sample_of_altered_configurations_means_what_it_means_in_transformers(
     family: str,
 ) -> None:
     usual = [each for each in alterations(family) if not each.odd]
-    # The first ones are as the family's class writes them; others are drawn from all over, by family.
+    # The first ones are unchanged files of the family's class; the others are a sample of all.
     sample = [*usual[:2], *usual[len(family) * 7 :: SAMPLED]]
 
     counted = compare(sample)

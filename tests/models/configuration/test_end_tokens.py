@@ -1,4 +1,4 @@
-"""Every file that names an end token counts: a model that writes any of them has ended its answer."""
+"""An answer ends at the end tokens of all files."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from moesaic.models.text.tokenizer import Tokenizer
 from tests.models.configuration.test_config import QWEN3
 from tests.models.text.tokenizer_cases import CONFIG, MAP, TOOLS, token, write
 
-# Ids of the cases' tokenizers.
+# Ids in the tokenizers of the cases.
 S, END, USER = 2, 4, 3
 
 
@@ -82,7 +82,7 @@ def test_an_end_token_beyond_the_vocabulary_is_named_and_left_out(
     assert (logs[0]["file"], logs[0]["vocab_size"]) == (file, 300)
 
 
-def test_the_default_of_a_family_counts_where_no_file_names_an_end(tmp_path: Path) -> None:
+def test_the_default_of_a_family_is_used_if_no_file_names_an_end_token(tmp_path: Path) -> None:
     mixtral = {"model_type": "mixtral", "vocab_size": 1000}
 
     assert ends_of(tmp_path / "a", mixtral, {}) == (2,)
@@ -99,7 +99,7 @@ def test_the_default_of_a_family_counts_where_no_file_names_an_end(tmp_path: Pat
         {"model": {"vocab": {"<|end|>": "4"}}, "added_tokens": None},
     ],
 )
-def test_a_damaged_tokenizer_is_left_to_its_reader(tmp_path: Path, damaged: Any) -> None:
+def test_a_damaged_tokenizer_is_reported_by_its_reader(tmp_path: Path, damaged: Any) -> None:
     write(tmp_path, "mixtral", {CONFIG: {"eos_token": "</s>"}}, {**QWEN3, "eos_token_id": 7})
     (tmp_path / "tokenizer.json").write_text(json.dumps(damaged))
 
@@ -108,7 +108,7 @@ def test_a_damaged_tokenizer_is_left_to_its_reader(tmp_path: Path, damaged: Any)
         Tokenizer.load(tmp_path)
 
 
-def test_the_end_token_of_a_class_is_nobodys_word(tmp_path: Path) -> None:
+def test_the_default_end_token_of_a_class_is_not_used(tmp_path: Path) -> None:
     qwen = {name: value for name, value in config().items() if value is not ...}
 
     directory = write(tmp_path, "qwen", {CONFIG: {"tokenizer_class": "Qwen2Tokenizer"}}, qwen)
@@ -119,7 +119,7 @@ def test_the_end_token_of_a_class_is_nobodys_word(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", ["</s>", -1, 2.0, True, [1, "a"], {"id": 1}])
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
-def test_what_is_no_token_id_is_refused_by_its_name(tmp_path: Path, file: str, value: Any) -> None:
+def test_an_invalid_token_id_is_refused_by_name(tmp_path: Path, file: str, value: Any) -> None:
     said = value if file == "config.json" else 3
     files = {} if file == "config.json" else {file: {"eos_token_id": value}}
 
@@ -127,7 +127,7 @@ def test_what_is_no_token_id_is_refused_by_its_name(tmp_path: Path, file: str, v
         ends_of(tmp_path, config(eos_token_id=said), files)
 
 
-def test_a_gateway_and_its_workers_tell_other_end_tokens_apart(tmp_path: Path) -> None:
+def test_a_gateway_recognises_workers_with_other_end_tokens(tmp_path: Path) -> None:
     named: list[tuple[int, str | None]] = [(S, None), (S, "</s>"), (S, "<|end|>"), (S, "<|user|>")]
     model, alike, *others = [
         load_config(
@@ -142,6 +142,6 @@ def test_a_gateway_and_its_workers_tell_other_end_tokens_apart(tmp_path: Path) -
     ]
 
     assert len({each.config_digest for each in (model, alike, *others)}) == 1
-    # The digest stays that of the files where these name all.
+    # The digest is unchanged if the configuration names all end tokens.
     assert model.answering_digest == alike.answering_digest == model.config_digest
     assert len({each.answering_digest for each in (model, *others)}) == 3

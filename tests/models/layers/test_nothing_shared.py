@@ -1,4 +1,4 @@
-"""Models without shared experts, whose files transformers gives matrices without numbers."""
+"""Models without shared experts, for which transformers writes matrices of size 0."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def test_a_model_without_shared_experts_is_served(
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
-def test_scales_beside_a_matrix_without_numbers_have_no_place_either(tmp_path: Path) -> None:
+def test_scales_of_a_matrix_of_size_0_are_ignored_too(tmp_path: Path) -> None:
     build_reference(ParityCase("deepseek_v2", "nothing shared", {"n_shared_experts": 0}), tmp_path)
     path, config = tmp_path / "model.safetensors", load_config(tmp_path)
     stored = load_file(path)

@@ -1,4 +1,4 @@
-"""Each field of a rope group counts as in transformers, or it is refused."""
+"""Each field of a rope group has the same effect as in transformers, or it is refused."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positio
         ("qwen3_moe", "linear", {"attention_factor": 3.0, "truncate": False}),
     ],
 )
-def test_a_field_of_a_rope_group_counts_with_the_types_with_which_it_counts_in_transformers(
+def test_a_rope_field_is_used_with_the_same_types_as_in_transformers(
     tmp_path: Path, family: str, rope_type: str, fields: dict[str, Any]
 ) -> None:
     group = {"rope_type": rope_type, "rope_theta": 1e4, "factor": 4.0, "mscale_all_dim": 1.3}

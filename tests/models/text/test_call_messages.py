@@ -65,7 +65,7 @@ def test_all_arguments_of_a_request_have_one_bound() -> None:
         ('{"a": "\ud800"}', {"arguments": '{"a": "\ud800"}'}),
     ],
 )
-def test_broken_arguments_are_given_as_far_as_they_go(arguments: str, given: Any) -> None:
+def test_the_readable_part_of_broken_arguments_is_given(arguments: str, given: Any) -> None:
     [message] = OBJECTS.of(conversation(arguments))
     [as_text] = TEXTS.of(conversation(arguments))
 

@@ -119,7 +119,7 @@ def test_a_conversation_with_tools_has_the_template_for_tools(
             assert asked == text
 
 
-def test_a_model_whose_templates_have_no_default_says_so(tmp_path: Path) -> None:
+def test_templates_without_a_default_are_refused_by_name(tmp_path: Path) -> None:
     template = load(tmp_path, NAMED[:1])
 
     assert template.render(MESSAGES, tools=[{}]) == "tools"
@@ -158,7 +158,7 @@ def test_what_a_template_raises_reaches_the_caller(tmp_path: Path) -> None:
         load(tmp_path, "{{ messages[0].content.parts[0] }}").render(MESSAGES)
 
 
-def test_only_keywords_that_a_template_asks_for_reach_it(tmp_path: Path) -> None:
+def test_only_keywords_that_a_template_reads_reach_it(tmp_path: Path) -> None:
     template = load(
         tmp_path,
         "{% macro f(x=inner) %}{{ x }}{% endmacro %}{{ f() }}{% block b %}{{ blocked }}{% endblock %}"
@@ -319,7 +319,7 @@ def test_a_template_that_takes_too_much_is_tried_once(
     ],
 )
 @pytest.mark.parametrize("more", [{}, {"parameters": None}, {"parameters": {}}])
-def test_a_template_that_needs_what_a_tool_leaves_out_gets_it(
+def test_a_template_gets_the_fields_that_a_tool_leaves_out(
     source: str, more: dict[str, Any]
 ) -> None:
     tools = [{"type": "function", "function": {"name": "now", **more}}]

@@ -1,4 +1,4 @@
-"""The bytes of tokens are those of the text that they make, and each begins where ``AutoTokenizer`` says."""
+"""The bytes of tokens are those of their text, and their offsets are those of ``AutoTokenizer``."""
 
 import random
 from itertools import product
@@ -23,7 +23,7 @@ SAMPLE = [(kind, WITH_TOKENS[number % 5]) for number, kind in enumerate(KINDS)]
 
 
 def check_answer(spelling: Spelling, ids: list[int], *, skips: bool) -> None:
-    """Compare bytes and places of the tokens of an answer with its text."""
+    """Compare bytes and offsets of an answer's tokens with its text."""
     tokenizer = spelling.tokenizer
     text = SpelledText(spelling, StreamDecoder(tokenizer, skip_special_tokens=skips))
     places = [text.place(token_id) for token_id in ids]
@@ -43,7 +43,7 @@ def check_answer(spelling: Spelling, ids: list[int], *, skips: bool) -> None:
 
 
 def check(directory: Path, *, num_random: int) -> None:
-    """Check the tokens of all texts, and of answers that nobody would write."""
+    """Check the tokens of all texts, and of random answers."""
     tokenizer = Tokenizer.load(directory)
     spelling = Spelling(tokenizer)
     reference = transformers.AutoTokenizer.from_pretrained(directory)
@@ -82,7 +82,7 @@ def test_the_bytes_of_tokens_are_those_of_the_text(
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_bytes_of_all_tokens_are_those_of_the_text(tmp_path: Path, kind: str) -> None:
     for spelling, files in SPELLINGS.items():
-        # Where decoded texts are cleaned up, blanks go that a token still has.
+        # Cleaning up removes blanks from the text that a token still has.
         if "cleaned" not in spelling:
             check(write(tmp_path / kind / spelling, kind, files), num_random=300)
 
@@ -98,7 +98,7 @@ def test_a_normalized_prompt_has_the_places_of_the_text_as_it_was_written(tmp_pa
     assert (offsets[0], offsets[-1]) == (0, text.index(" the"))
 
 
-def test_a_blank_that_the_tokenizer_puts_before_a_prompt_moves_no_place(tmp_path: Path) -> None:
+def test_a_blank_before_a_prompt_moves_no_offset(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(write(tmp_path, "prefixed", {}))
     text = "The cats sat."
     ids = tokenizer.encode(text)
@@ -109,7 +109,7 @@ def test_a_blank_that_the_tokenizer_puts_before_a_prompt_moves_no_place(tmp_path
     assert [prompt.place(token_id).offset for token_id in ids] == [0, 3, 8, 12]
 
 
-def test_a_blank_of_the_first_token_goes_with_it_and_others_stay(tmp_path: Path) -> None:
+def test_only_the_first_tokens_blank_is_removed(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(write(tmp_path, "mixtral", {}))
     spelling = Spelling(tokenizer)
     ids = tokenizer.encode("The cats sat.", add_special_tokens=False)
@@ -123,9 +123,7 @@ def test_a_blank_of_the_first_token_goes_with_it_and_others_stay(tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", ["qwen", "mixtral", "metaspace-first", "unigram-bytes"])
-def test_tokens_after_bytes_that_are_no_characters_have_their_places(
-    tmp_path: Path, kind: str
-) -> None:
+def test_tokens_after_invalid_bytes_have_offsets(tmp_path: Path, kind: str) -> None:
     tokenizer = Tokenizer.load(write(tmp_path, kind, {}))
     spelling = Spelling(tokenizer)
     words = tokenizer.encode("the cats sat", add_special_tokens=False)

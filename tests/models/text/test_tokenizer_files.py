@@ -1,4 +1,4 @@
-"""The files of a tokenizer mean what they mean to ``AutoTokenizer``: ids, texts, and texts that stream."""
+"""Files of tokenizers are read as by ``AutoTokenizer``: ids, texts and streamed texts are equal."""
 
 from itertools import product
 from pathlib import Path
@@ -29,7 +29,7 @@ SAMPLE = [case for number, case in enumerate(CASES) if number % 11 == 0]
 
 
 BYTES, PIECES = ("qwen", "o200k", "deepseek", "digits"), ("mixtral", "metaspace-first")
-# A family, the class that a file names, if any, and the kinds of tokenizers that it fits.
+# A family, the class in its files, if any, and the kinds of tokenizers for this class.
 CLASSES: list[tuple[str, str | None, tuple[str, ...]]] = [
     ("qwen3_moe", None, BYTES),
     ("qwen2_moe", "Qwen2TokenizerFast", BYTES),
@@ -86,7 +86,7 @@ def check(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "spelling"), SAMPLE)
-def test_a_tokenizer_is_that_of_transformers(tmp_path: Path, kind: str, spelling: str) -> None:
+def test_a_tokenizer_equals_that_of_transformers(tmp_path: Path, kind: str, spelling: str) -> None:
     check(write(tmp_path, kind, SPELLINGS[spelling]))
 
 
@@ -159,7 +159,7 @@ def test_the_sample_has_every_kind_and_every_spelling() -> None:
         ({MORE: {"<tool>": "7"}}, f"{MORE}: <tool>: expected a token id"),
     ],
 )
-def test_a_token_of_a_wrong_form_is_refused_by_its_place(
+def test_a_malformed_token_is_refused_by_its_field(
     tmp_path: Path, files: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(CheckpointError, match=says):

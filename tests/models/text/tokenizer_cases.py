@@ -1,4 +1,4 @@
-"""Tokenizers of the kinds that models have, and the spellings of their files: each a model directory by itself."""
+"""The kinds of tokenizers of published models, and the spellings of their files, as model directories."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -115,7 +115,7 @@ def digits() -> tokenizers.Tokenizer:
 
 
 def _pieces(**flags: Any) -> models.BPE:
-    """The model of Llama and Mixtral: pieces of characters, and bytes for the others."""
+    """The BPE model of Llama and Mixtral, with byte fallback."""
     trained = tokenizers.Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     texts = [text for text in CORPUS if text.isascii()]
@@ -135,7 +135,7 @@ def _llama_decoder(*, strips: bool = True) -> decoders.Decoder:
 
 
 def mixtral() -> tokenizers.Tokenizer:
-    """Pieces, as files of Llama 2 and Mixtral say it: by normalizers."""
+    """Sentencepiece BPE with normalizers, as in files of Llama 2 and Mixtral."""
     tokenizer = tokenizers.Tokenizer(_pieces())
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
@@ -149,7 +149,7 @@ def mixtral() -> tokenizers.Tokenizer:
 
 
 def metaspace(scheme: str) -> tokenizers.Tokenizer:
-    """Pieces, as newer files say it: by a pre-tokenizer."""
+    """Sentencepiece BPE with a pre-tokenizer, as in newer files."""
     tokenizer = tokenizers.Tokenizer(_pieces())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
     tokenizer.decoder = _llama_decoder(strips=scheme != "never")
@@ -158,7 +158,7 @@ def metaspace(scheme: str) -> tokenizers.Tokenizer:
 
 
 def unigram(scheme: str) -> tokenizers.Tokenizer:
-    """Scored pieces with the decoder ``Metaspace``."""
+    """Unigram with the decoder ``Metaspace``."""
     tokenizer = tokenizers.Tokenizer(models.Unigram())
     tokenizer.normalizer = normalizers.NFKC()
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
@@ -179,7 +179,7 @@ def prefixed() -> tokenizers.Tokenizer:
 
 
 def lowercase() -> tokenizers.Tokenizer:
-    """Pieces of texts whose capitals and accents go."""
+    """BPE of texts without capitals and accents."""
     tokenizer = unigram("first")
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.NFKC(), normalizers.StripAccents(), normalizers.Lowercase()]
@@ -188,7 +188,7 @@ def lowercase() -> tokenizers.Tokenizer:
 
 
 def unigram_bytes() -> tokenizers.Tokenizer:
-    """Scored pieces, and bytes for the others."""
+    """Unigram with byte fallback."""
     scored = json.loads(tokenizer_json("unigram-always"))["model"]["vocab"]
     vocab = [*scored, *((f"<0x{byte:02X}>", -20.0) for byte in range(256))]
     tokenizer = tokenizers.Tokenizer(
@@ -230,7 +230,7 @@ def token(content: str, **flags: bool) -> dict[str, Any]:
 
 
 def typed(content: str, **flags: bool) -> dict[str, Any]:
-    """Spell a token as older files do beside their names."""
+    """Spell a token as older files do for named tokens."""
     return {"__type": "AddedToken", **token(content, **flags)}
 
 

@@ -61,8 +61,8 @@ def test_an_answer_has_allowed_tokens_only_and_no_bad_words(local: Any) -> None:
     assert set(allowed["token_ids"]) <= set(some)
 
 
-def test_equal_prompts_are_drawn_apart_unless_a_seed_is_given(local: Any) -> None:
-    # That two such answers of 16 tokens are equal by chance is out of the question, of 16 all the more.
+def test_equal_prompts_are_drawn_independently_without_a_seed(local: Any) -> None:
+    # Two such answers of 16 tokens are practically never equal by chance.
     asked = {"prompt": [PROMPT] * 16, "max_tokens": 16, "temperature": 1.5, "ignore_eos": True}
 
     drawn = post(local, "/v1/completions", **asked)["choices"]
@@ -74,7 +74,7 @@ def test_equal_prompts_are_drawn_apart_unless_a_seed_is_given(local: Any) -> Non
     assert again[0]["text"] != again[1]["text"]
 
 
-def test_a_top_p_of_nothing_is_greedy(local: Any) -> None:
+def test_a_top_p_of_0_is_greedy(local: Any) -> None:
     asked = {"prompt": PROMPT, "max_tokens": 20, "ignore_eos": True}
 
     [nothing] = post(local, "/v1/completions", **asked, top_p=0, temperature=2)["choices"]

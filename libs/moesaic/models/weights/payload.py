@@ -46,7 +46,7 @@ def fill(name: str, stored: StoredTensor, start: int, into: Tensor, progress: Lo
     if bad:
         raise CheckpointError(
             stored.file.name,
-            f"{bad} of {len(flat)} weights are infinite or no number as {into.dtype}: the "
+            f"{bad} of {len(flat)} weights are infinite or NaN as {into.dtype}: the "
             "file is damaged or not made for this dtype",
             tensor=name,
         )

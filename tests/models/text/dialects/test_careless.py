@@ -1,4 +1,4 @@
-"""Calls that models write with less care than their templates: tags twice or missing, other quotes, other forms."""
+"""Calls that differ from the templates: doubled or missing tags, other quotes, other forms."""
 
 import json
 from typing import Any

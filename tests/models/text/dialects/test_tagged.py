@@ -1,4 +1,4 @@
-"""Arguments between tags: one reading of a schema for the grammar and for the reader, and tags that are missing."""
+"""Arguments between tags: grammar and reader read the schema in the same way, and tags may be missing."""
 
 import json
 from typing import Any
@@ -16,7 +16,7 @@ OBJECT = {"type": "object"}
 
 
 def call(form: str, *arguments: tuple[str, str]) -> str:
-    """A call of a form, with the values as they stand between the tags."""
+    """Write a call of a form with these texts between the tags."""
     if form == "qwen3_coder":
         inner = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in arguments)
         return f"<tool_call>\n<function=f>\n{inner}</function>\n</tool_call>"
@@ -30,7 +30,7 @@ def call(form: str, *arguments: tuple[str, str]) -> str:
 
 
 def arguments_in(form: str, text: str, properties: dict[str, Any]) -> Any:
-    """The arguments of a text's only call, the same in every cut of it."""
+    """Return the arguments of a text's only call, which are the same in every cut."""
     wanted = Wanted(
         (ToolFunction("f", {"type": "object", "properties": properties, "$defs": DEFS}),)
     )
@@ -96,14 +96,14 @@ def arguments_in(form: str, text: str, properties: dict[str, Any]) -> Any:
         ({"type": "integer"}, "9" * 5000, "9" * 5000),
     ],
 )  # fmt: skip
-def test_a_value_is_what_its_schema_says(form: str, schema: Any, written: str, value: Any) -> None:
+def test_a_value_is_read_by_its_schema(form: str, schema: Any, written: str, value: Any) -> None:
     found = arguments_in(form, call(form, ("a", written)), {"a": schema})["a"]
 
     assert (type(found), found) == (type(value), value)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_what_has_no_name_in_the_schema_is_read_by_the_schema_of_the_others(form: str) -> None:
+def test_unnamed_arguments_are_read_by_additional_properties(form: str) -> None:
     known = ToolFunction("f", {"type": "object", "additionalProperties": STRING})
     open_one = ToolFunction("f", {"type": "object", "additionalProperties": True})
     text = call(form, ("a", "5"))
@@ -147,7 +147,7 @@ def test_a_closing_tag_may_be_missing(form: str, text: str) -> None:
         "see <parameter=b> there",  # not on a line of its own
         "x\n<parameter=c>\ny",  # no argument of the function
         "x\n<parameter=a>\ny",  # given already
-        "a </function> b",  # nothing ends behind it
+        "a </function> b",  # not at the end of the call
         "x\n<parameter=b\ny",  # no tag
         "</function",
     ],
@@ -165,7 +165,7 @@ def test_a_number_ends_at_the_next_tag_wherever_it_stands() -> None:
 
 
 @pytest.mark.parametrize("piece", ["\\'", '\\"', "' ", ", ", " ", "(", "\\", "True"])
-def test_a_long_value_that_is_no_value_stays_a_text(piece: str) -> None:
+def test_a_long_invalid_value_stays_a_text(piece: str) -> None:
     written = f"[{piece * 15_000}x"
     wanted = Wanted(
         (ToolFunction("f", {"type": "object", "properties": {"a": {"type": "array"}}}),)
@@ -188,7 +188,7 @@ def test_a_long_value_that_is_no_value_stays_a_text(piece: str) -> None:
         ("other", "x", "x"),
     ],
 )
-def test_what_was_given_tells_which_shape_a_call_has(
+def test_earlier_arguments_decide_the_shape_of_a_call(
     form: str, given: str, written: str, value: Any
 ) -> None:
     kinds = {"text": STRING, "number": {"type": "number"}, "flag": {"type": "boolean"}}
@@ -202,7 +202,7 @@ def test_what_was_given_tells_which_shape_a_call_has(
     assert json.loads(parts[1].text) == {"kind": given, "value": value}
 
 
-def test_of_a_function_without_described_arguments_any_may_come_next() -> None:
+def test_a_function_without_described_arguments_takes_any_argument() -> None:
     text = "<function=f>\n<parameter=a>\n1\n<parameter=b>\nx\n<parameter=not one>\n</parameter>\n</function>"
 
     assert arguments_in(QWEN, text, {}) == {"a": 1, "b": "x\n<parameter=not one>"}

@@ -1,4 +1,4 @@
-"""A vocabulary with the markers of a family, and answers by grammars over it."""
+"""A vocabulary with the markers of a family, and random answers by grammars."""
 
 import random
 import re
@@ -18,7 +18,7 @@ TAGGED = ("<function", "</function", "<parameter", "</parameter", "<invoke", "</
 
 
 class Vocabulary:
-    """The demo model's tokens, and a family's markers as tokens where it has them."""
+    """The demo model's tokens, and those markers of a family that are tokens."""
 
     def __init__(self, path: Path, markers: tuple[str, ...]) -> None:
         self.tokenizer = tokenizers.Tokenizer.from_file(str(DEMO))
@@ -34,7 +34,7 @@ class Vocabulary:
         return found
 
     def spoken(self, grammar: str, rng: random.Random) -> str | None:
-        """Draw an answer that the grammar lets through; None: it takes too many tokens."""
+        """Draw an answer that the grammar allows; None: it takes too many tokens."""
         matcher = compiled(self.known, "grammar", grammar)
         taken: list[int] = []
         while not matcher.is_stopped():
@@ -52,7 +52,7 @@ class Vocabulary:
         return str(self.tokenizer.decode(taken, skip_special_tokens=False))
 
     def takes(self, grammar: str, text: str) -> bool:
-        """True if the text is a whole answer by the grammar."""
+        """True if the grammar allows the text as a complete answer."""
         matcher = compiled(self.known, "grammar", grammar)
         for token in self.tokenizer.encode(text, add_special_tokens=False).ids:
             mask = matcher.compute_bitmask()

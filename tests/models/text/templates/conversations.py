@@ -1,4 +1,4 @@
-"""Conversations as clients send them, with all that a chat template may be told beside them."""
+"""Conversations in the form of client requests, with the other variables of chat templates."""
 
 import json
 from dataclasses import dataclass, field
@@ -9,13 +9,13 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class Conversation:
-    """One request: its messages and what goes with them."""
+    """One request: its messages and the other variables."""
 
     messages: list[Message]
     tools: list[dict[str, Any]] | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
     opens: bool = True  # with the text that opens the model's answer
-    continues: bool = False  # the model goes on with the last message
+    continues: bool = False  # the model continues the last message
 
 
 def system(content: Any, **more: Any) -> Message:

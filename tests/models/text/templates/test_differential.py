@@ -1,8 +1,8 @@
 """Every template renders every conversation as ``transformers`` does, or both refuse it.
 
-Conversations are rendered twice: as they are, and as a client's request, whose messages get the form that the template
-takes. Of the forms in which users of ``transformers`` write a request, the first one is expected that shows the most of
-it; the product may show still more.
+Conversations are rendered unchanged, and as a client's request, whose messages are put in the form that the template
+takes. Users of ``transformers`` write a request in several forms. The expected text is that of the form with the most
+visible parts; the product may show more.
 """
 
 import functools
@@ -29,7 +29,7 @@ from tests.models.text.templates.corpus import read_corpus
 TEMPLATES = read_corpus()
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 SAMPLE = 2  # conversations of each template in the quick tests
-# The order in which a template meets the fields of a request's messages.
+# The order of fields in the messages of a request.
 ORDER = (
     "role",
     "content",
@@ -39,8 +39,8 @@ ORDER = (
     "reasoning",
     "tool_call_id",
 )
-# What no template should write: Python's own form of a message, a text within a text, or the mark of ``transformers``
-# where a message goes on.
+# Texts that no template should write: Python's form of a message, a text encoded twice, or the mark of
+# ``transformers`` for a continued message.
 GARBLED = (
     *("{'type'", "{'city'", '\\"city', "{'kinds'", '\\"kinds', "{'limit'", '\\"limit'),
     "CONTINUE_FINAL_MESSAGE_TAG",
@@ -48,14 +48,14 @@ GARBLED = (
 
 
 def sampled() -> list[tuple[str, list[Conversation]]]:
-    """Give each template some of the conversations, all of them in turn."""
+    """Give each template some of the conversations, so that all are used."""
     turns = itertools.cycle(CONVERSATIONS)
     return [(name, list(itertools.islice(turns, SAMPLE))) for name in TEMPLATES]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def helper() -> Iterator[None]:
-    """Keep the process that renders: it ends with the last template."""
+    """Keep the helper process, which ends with the last template."""
     kept = ChatTemplate("", SPECIAL)
     yield
     del kept
@@ -104,21 +104,21 @@ def check_expressions(expressions: list[str]) -> None:
         assert _same_everywhere(written) == _same_everywhere(expected), expression
 
 
-def test_filters_and_tests_do_as_in_transformers() -> None:
+def test_filters_and_tests_match_transformers() -> None:
     check_expressions(EXPRESSIONS[::61])
 
 
 @pytest.mark.slow
-def test_every_filter_and_test_does_as_in_transformers() -> None:
+def test_every_filter_and_test_matches_transformers() -> None:
     check_expressions(EXPRESSIONS)
 
 
 def _same_everywhere(text: str | None) -> str | None:
-    """Leave out the addresses of objects."""
+    """Remove the addresses of objects."""
     return text and re.sub("0x[0-9a-f]+", "", text)
 
 
-def test_there_are_enough_of_both() -> None:
+def test_there_are_enough_templates_and_conversations() -> None:
     assert len(TEMPLATES) >= 60
     assert len(CONVERSATIONS) >= 60
 
@@ -164,7 +164,7 @@ def _reference(source: str, told: Conversation, messages: list[Any] | None = Non
                 **told.kwargs,
             )
         )
-    except Exception:  # what a template trips over
+    except Exception:  # any error of a template
         return None
 
 
@@ -176,14 +176,14 @@ def _tokenizer(source: str) -> Any:
 
 
 def _expected(source: str, told: Conversation) -> str | None:
-    """Render with ``transformers`` the form of a request of which it shows the most; None: it refuses all."""
+    """Render with ``transformers`` the form of a request with the most visible parts; None: it refuses all."""
     texts = (_reference(source, told, messages) for messages in _forms(source, told))
     sound = [text for text in texts if text and not any(mark in text for mark in GARBLED)]
     return max(sound, key=lambda text: _shown(text, told), default=None)
 
 
 def _forms(source: str, told: Conversation) -> Iterator[list[dict[str, Any]]]:
-    """Write a request: arguments as objects or texts, contents of each role as they are, or as texts or parts."""
+    """Write a request: arguments as objects or strings; contents of each role unchanged, as strings or as parts."""
     roles = dict.fromkeys(message["role"] for message in told.messages)
     for objects in (True, False):
         for forms in itertools.product(("sent", "text", "parts"), repeat=len(roles)):
@@ -212,7 +212,7 @@ def _with_object(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shown(written: str, told: Conversation) -> int:
-    """Count the parts of a request that a prompt shows: contents, and names of called functions."""
+    """Count the visible parts of a request in a prompt: contents, and names of called functions."""
     found = []
     for message in told.messages:
         content = message.get("content") or ""

@@ -1,6 +1,6 @@
-"""``quantization_config`` as the tools spell it that write such models.
+"""``quantization_config`` in the spellings of the tools that write such models.
 
-A spelling takes what a form of ``benchmarks.parity.published`` says of itself, and returns what the tool would write.
+A spelling takes the configuration of a form of ``benchmarks.parity.published``, and returns the one of the tool.
 """
 
 import json
@@ -29,7 +29,7 @@ def _gptqmodel(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gptqmodel_5(told: Mapping[str, Any]) -> dict[str, Any]:
-    """GPTQModel 5, which names the form by ``format``, and gates that stay numbers by ``dynamic``."""
+    """GPTQModel 5, which names the version by ``format``, and unquantised gates by ``dynamic``."""
     own = {name: told[name] for name in ("bits", "group_size", "sym", "desc_act")}
     form = {"quant_method": "gptq", "method": "gptq", "format": told["checkpoint_format"]}
     meta = {"quantizer": ["gptqmodel:5.6.0"], "fallback": {"strategy": "rtn"}, "gptaq": None}
@@ -58,7 +58,7 @@ def _gptq_of_transformers_4(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_class(cls: Any, *left_out: str) -> Spelling:
-    """As a class of transformers writes it, with all its fields, but for some."""
+    """The configuration that a class of transformers writes, without some fields."""
 
     def spell(told: Mapping[str, Any]) -> dict[str, Any]:
         given = {name: value for name, value in told.items() if name != "quant_method"}
@@ -69,7 +69,7 @@ def _of_class(cls: Any, *left_out: str) -> Spelling:
 
 
 def _autoround(told: Mapping[str, Any]) -> dict[str, Any]:
-    """AutoRound 0.5, which can write files of GPTQ's first form, with what later versions add."""
+    """AutoRound 0.5, which can write files of GPTQ version 1, with fields of later versions."""
     own = {name: told[name] for name in ("bits", "group_size", "sym", "desc_act")}
     tuning = {"iters": 200, "lr": 0.005, "nsamples": 128, "seqlen": 2048, "batch_size": 8}
     later = dict.fromkeys(("static_kv_granularity", "static_attention_granularity"), "tensor")
@@ -126,7 +126,7 @@ def _llm_compressor(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sparseml(told: Mapping[str, Any]) -> dict[str, Any]:
-    """compressed-tensors 0.4: a compression of zeros beside, and no word of what is a default."""
+    """compressed-tensors 0.4, with a sparsity configuration and without default values."""
     dense = {"format": "dense", "global_sparsity": 0.02, "sparsity_structure": "unstructured"}
     group = told["config_groups"]["group_0"]
     kept = {k: v for k, v in group["weights"].items() if (k, v) != ("symmetric", True)}
@@ -138,10 +138,10 @@ def _sparseml(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _in_other_words(told: Mapping[str, Any]) -> dict[str, Any]:
-    """What compressed-tensors takes and does not write itself, and the format that came before that of fp8."""
+    """Spellings that compressed-tensors reads but does not write, and the older format of fp8."""
     group = told["config_groups"]["group_0"]
     weights = group["weights"] | {"type": group["weights"]["type"].upper(), "actorder": False}
-    if weights.pop("strategy") == "channel":  # what there is no word of follows from the groups
+    if weights.pop("strategy") == "channel":  # missing fields follow from the groups
         weights["group_size"] = -1
     layout = told["format"].replace("float-", "naive-")
     return dict(told) | {"format": layout, "config_groups": {"g": group | {"weights": weights}}}
@@ -160,7 +160,7 @@ _GPTQ: dict[str, Spelling] = {
     "transformers 5, by format": _of_class(transformers.GPTQConfig, "checkpoint_format"),
     "AutoRound": _autoround,
 }
-_ONE_FORM = ("AutoGPTQ", "AutoRound")  # they know the first of GPTQ's alone
+_ONE_FORM = ("AutoGPTQ", "AutoRound")  # these tools only have version 1 of GPTQ
 _AWQ: dict[str, Spelling] = {
     "AutoAWQ": _autoawq,
     "transformers 4": _awq_of_transformers_4,
@@ -191,7 +191,7 @@ SPELT: list[tuple[Published, str, Spelling]] = [
 ]
 """Every form in the spelling of every tool that writes it."""
 
-# Fields that change what the bytes mean, and no form here has. Other tools, other versions, other layouts.
+# Fields that change the meaning of the bytes, of other tools, versions and layouts. No supported form has them.
 MEANINGFUL: dict[str, list[dict[str, Any]]] = {
     "gptq": [
         {"format": "marlin"},

@@ -150,13 +150,13 @@ def test_a_field_that_contradicts_the_tensors_is_found_out(
 @pytest.mark.parametrize(
     ("form", "name", "value", "problem"),
     [
-        (FP8, f"{Q}.weight", float("nan"), "no number"),
+        (FP8, f"{Q}.weight", float("nan"), "NaN"),
         (FP8, f"{Q}.weight_scale_inv", float("inf"), "infinite"),
-        (AWQ, f"{Q}.scales", float("nan"), "no number"),
+        (AWQ, f"{Q}.scales", float("nan"), "NaN"),
         (GPTQ, f"{Q}.g_idx", 2, "groups from 0 to 1"),
         (GPTQ, f"{Q}.qzeros", 0, "not symmetric"),
         (PACKED, f"{Q}.weight_shape", 65, r"expected \[64, 64\], found \[64, 65\]"),
-        ("mxfp4", "model.layers.2.mlp.experts.down_proj_scales", 255, "no number"),
+        ("mxfp4", "model.layers.2.mlp.experts.down_proj_scales", 255, "NaN"),
     ],
 )
 def test_damage_is_found_and_named(

@@ -1,4 +1,4 @@
-"""The shapes, names and dtypes in which fp8 files have their scales."""
+"""The shapes, names and dtypes of scales in fp8 files."""
 
 import json
 from collections.abc import Callable
@@ -85,7 +85,7 @@ def test_a_scale_of_all_weights_may_have_any_shape_of_one_number(
 
 @pytest.mark.parametrize("told", [AUTOFP8, TRANSFORMERS_5])
 @pytest.mark.parametrize("axes", [1, 2])
-def test_scales_of_outputs_are_told_by_their_shape(
+def test_scales_of_outputs_are_recognised_by_their_shape(
     make: Make, told: dict[str, Any], axes: int
 ) -> None:
     both = make("qwen3_moe", "float-quantized, by channel")
@@ -128,7 +128,7 @@ def test_scales_may_be_powers_of_two_as_deepseek_v31_has_them(
     assert torch.equal(logits_of(both.published), expected)
 
 
-def test_the_ends_of_ue8m0_are_read_and_what_is_no_number_is_refused(tmp_path: Path) -> None:
+def test_the_ends_of_ue8m0_are_read_and_nan_is_refused(tmp_path: Path) -> None:
     def numbers(exponent: int) -> Tensor:
         codes = torch.ones(32, 32).to(torch.float8_e4m3fn)
         scales = torch.tensor([[exponent]], dtype=torch.uint8).view(torch.float8_e8m0fnu)
@@ -141,12 +141,12 @@ def test_the_ends_of_ue8m0_are_read_and_what_is_no_number_is_refused(tmp_path: P
     assert float(numbers(127)[0, 0]) == 1
     assert float(numbers(254)[0, 0]) == 2.0**127
     assert float(numbers(0)[0, 0]) == 2.0**-127
-    with pytest.raises(CheckpointError, match=r"weight_scale_inv.*no number"):
+    with pytest.raises(CheckpointError, match=r"weight_scale_inv.*NaN"):
         numbers(255)
 
 
 def fused(whole: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Put experts together as transformers keeps them in memory: codes, then scales, of gate above those of up."""
+    """Join experts as transformers has them in memory: codes and scales of gate above those of up."""
     tensors, found = {}, dict[tuple[str, str], dict[tuple[int, str], Tensor]]()
     for name, tensor in whole.items():
         head, _, tail = name.partition(".experts.")
@@ -175,7 +175,7 @@ def fused(whole: dict[str, Tensor]) -> dict[str, Tensor]:
         ("qwen3_moe", "float-quantized, by tensor", {}),
     ],
 )
-def test_experts_of_fp8_may_lie_together(
+def test_fp8_experts_may_be_in_one_tensor(
     make: Make, family: str, form: str, told: dict[str, Any]
 ) -> None:
     both = make(family, form)
@@ -200,10 +200,10 @@ def test_experts_of_fp8_may_lie_together(
         ("mixtral", BLOCKS),
     ],
 )
-def test_scales_may_lie_together_beside_experts_one_by_one(
+def test_scales_of_separate_experts_may_be_in_one_tensor(
     make: Make, family: str, form: str
 ) -> None:
-    """As transformers saves a model that it has quantised."""
+    """Files in the form that transformers saves after quantising a model."""
     both = make(family, form)
     told = json.loads((both.published / "config.json").read_text())["quantization_config"]
     whole = load_file(both.published / "model.safetensors")
@@ -222,11 +222,11 @@ def test_scales_may_lie_together_beside_experts_one_by_one(
     assert_bytes_add_up(Checkpoint(both.published), load_config(both.published))
     damaged = f"{min(n for n in whole if '.experts.' in n and n.endswith('.weight'))}"
     both.change(**{damaged: some(whole[damaged], float("nan"))})
-    with pytest.raises(CheckpointError, match=rf"{damaged}.*no number"):
+    with pytest.raises(CheckpointError, match=rf"{damaged}.*NaN"):
         Served(both.published)
 
 
-def test_experts_together_whose_blocks_may_lie_in_two_ways_are_refused(make: Make) -> None:
+def test_experts_in_one_tensor_with_ambiguous_blocks_are_refused(make: Make) -> None:
     both = make("qwen3_moe", "fp8, blocks of 128")
     whole = fused(load_file(both.published / "model.safetensors"))
     name = "model.layers.0.mlp.experts.gate_up_proj_scale_inv"
@@ -240,7 +240,7 @@ def test_experts_together_whose_blocks_may_lie_in_two_ways_are_refused(make: Mak
         load_expert(checkpoint, config, 0, 0, torch.float32, CPU)
 
 
-def test_experts_of_which_none_is_quantised_are_refused(make: Make) -> None:
+def test_unquantised_experts_in_one_tensor_are_refused(make: Make) -> None:
     both = make("qwen3_moe", BLOCKS)
     numbers = load_file(both.values / "model.safetensors")
     whole = load_file(both.published / "model.safetensors")

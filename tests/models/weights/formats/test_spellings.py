@@ -1,4 +1,4 @@
-"""``quantization_config`` in the spelling of every tool means what the tool means, or a field is named."""
+"""``quantization_config`` in the spelling of every tool is read correctly, or an error names a field."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -78,7 +78,7 @@ def test_a_field_that_changes_what_the_bytes_mean_is_named(
 
 
 @pytest.mark.parametrize("method", SPELLINGS)
-def test_a_field_that_says_nothing_is_passed_over_and_any_other_named(method: str) -> None:
+def test_empty_unknown_fields_are_accepted_and_others_named(method: str) -> None:
     told = BASES[method]()
     before = read(told)
 
@@ -105,7 +105,7 @@ def test_two_spellings_that_differ_are_refused(fields: dict[str, Any], problem: 
 
 @pytest.mark.parametrize("spelt", ["gptq_v2", "GPTQ_V2"])
 @pytest.mark.parametrize("name", ["format", "checkpoint_format"])
-def test_the_second_form_of_gptq_is_told_by_either_field(name: str, spelt: str) -> None:
+def test_gptq_v2_is_recognised_by_either_field(name: str, spelt: str) -> None:
     told = BASES["gptq"]()
     told.pop("checkpoint_format")
 
@@ -158,7 +158,7 @@ def test_a_field_of_a_scheme_that_changes_what_the_bytes_mean_is_named(
         ),
     ],
 )
-def test_a_scheme_in_other_words_is_the_same(
+def test_a_scheme_in_another_spelling_is_the_same(
     layout: str, weights: dict[str, Any], same: dict[str, Any]
 ) -> None:
     told = dict(form_of(layout).fields)
@@ -173,7 +173,7 @@ def test_a_scheme_in_other_words_is_the_same(
 
 
 @pytest.mark.parametrize("block", ["64", "64x", "x", "axb", "0x128", "-1x128", "64x128x1", "٣x٣"])
-def test_a_block_that_is_none_is_named(block: str) -> None:
+def test_an_invalid_block_is_named(block: str) -> None:
     told = dict(form_of("float-quantized, by channel").fields)
     group = told["config_groups"]["group_0"]
     weights = group["weights"] | {"strategy": "block", "block_structure": block}
@@ -182,7 +182,7 @@ def test_a_block_that_is_none_is_named(block: str) -> None:
         read(told | {"config_groups": {"g": group | {"weights": weights}}})
 
 
-def test_an_order_that_compressed_tensors_left_unset_is_none(tmp_path: Path) -> None:
+def test_an_unset_order_of_compressed_tensors_is_ignored(tmp_path: Path) -> None:
     form = form_of("pack-quantized, 4 bits, groups of 32, symmetric")
     chance = np.random.default_rng(3)
     tensors, values = form.write(chance.normal(size=SHAPE), chance)

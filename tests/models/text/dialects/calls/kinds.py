@@ -1,4 +1,4 @@
-"""Kinds of schema of one argument, and values that fit each of them."""
+"""Schemas of one argument, and values that fit each of them."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ TEXTS = [
     '{"a": 1}',
     "[TOOL_CALLS] no",
 ]
-# Texts of which a union with other kinds leaves no doubt.
+# Strings that are unambiguous in a union with other types.
 PLAIN = [text for text in TEXTS if text not in ("None", '{"a": 1}')]
 NUMBERS = [0, 7, -3, 12345678901234567890]
 STRING, INTEGER, NULL = {"type": "string"}, {"type": "integer"}, {"type": "null"}
@@ -143,7 +143,7 @@ KINDS: dict[str, tuple[Any, list[Any]]] = {
 
 
 def parameters_of(schema: Any, *, required: bool = True) -> dict[str, Any]:
-    """The schema of a function with that argument, and one more."""
+    """Return the schema of a function with that argument and another one."""
     return {
         "type": "object",
         "properties": {"value": schema, "other": STRING},

@@ -1,4 +1,4 @@
-"""Chat templates that write calls as the families' own do: to their published pattern, not copied from them."""
+"""Chat templates in the published patterns of the families, written for these tests."""
 
 QWEN3 = (
     "{%- if tools %}<|im_start|>system\n<tools>{%- for tool in tools %}\n{{ tool | tojson }}{%- endfor %}\n"
@@ -117,4 +117,4 @@ TEMPLATES: dict[str, tuple[str, str]] = {
     "mistral_named": ("mistral_named", MISTRAL_NAMED),
     "gpt_oss": ("harmony", HARMONY),
 }
-"""The form of the calls and the text of each template."""
+"""The form of the calls, and the template's text, of each family."""

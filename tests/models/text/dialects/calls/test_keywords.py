@@ -1,4 +1,4 @@
-"""Every keyword of JSON Schema: what the table says of it, the grammar does."""
+"""Every keyword of JSON Schema has the effect on grammars that the table states."""
 
 import json
 from contextlib import nullcontext
@@ -19,7 +19,7 @@ pytest.importorskip("llguidance")
 
 STR, INT, OBJ, ARR = ({"type": kind} for kind in ("string", "integer", "object", "array"))
 AB = {**OBJ, "properties": {"a": INT, "b": INT}}
-# What each keyword says: a schema, a value that fits it, and one that does not.
+# For each keyword: a schema, a value that fits it, and one that does not.
 ENFORCED: dict[str, tuple[Any, Any, Any]] = {
     "type": (INT, 1, "1"),
     "enum": ({"enum": [1, "a"]}, "a", "b"),
@@ -154,7 +154,7 @@ def test_each_keyword_has_an_example() -> None:
 
 
 @pytest.mark.parametrize("name", ENFORCED)
-def test_what_is_enforced_holds(checker: Checker, name: str) -> None:
+def test_enforced_keywords_are_enforced(checker: Checker, name: str) -> None:
     schema, fits, breaks = ENFORCED[name]
 
     assert unenforced_in(schema) == set()
@@ -166,7 +166,7 @@ def test_what_is_enforced_holds(checker: Checker, name: str) -> None:
     "name", [n for n, k in KEYWORDS.items() if k.effect == "ignored"] + ["x-own", "unit"]
 )
 @pytest.mark.parametrize("value", [True, "text", {"type": "null"}, ["a"]])
-def test_what_is_ignored_changes_nothing(name: str, value: Any) -> None:
+def test_ignored_keywords_change_nothing(name: str, value: Any) -> None:
     schema = {**AB, name: value}
 
     assert unenforced_in(schema) == set()
@@ -174,7 +174,7 @@ def test_what_is_ignored_changes_nothing(name: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(("name", "schema"), [*UNENFORCED.items(), *PARTLY])
-def test_what_cannot_be_held_is_named_and_left_out(
+def test_unenforced_keywords_are_named_and_left_out(
     checker: Checker, name: str, schema: Any
 ) -> None:
     named = unenforced_in(schema)
@@ -185,7 +185,7 @@ def test_what_cannot_be_held_is_named_and_left_out(
 
 
 @pytest.mark.parametrize("schema", SAYS_NOTHING)
-def test_what_says_nothing_is_not_named(checker: Checker, schema: Any) -> None:
+def test_keywords_that_restrict_nothing_are_not_named(checker: Checker, schema: Any) -> None:
     assert unenforced_in(schema) == set()
     assert [value for value in ("x", 1, {}, []) if checker.fits(schema, value)]
 
@@ -276,7 +276,7 @@ PATTERNS = [
 
 
 @pytest.mark.parametrize("pattern", [*PATTERNS, "", "a b"])
-def test_a_pattern_is_left_out_only_if_it_cannot_be_held(
+def test_a_pattern_is_left_out_only_if_it_cannot_be_enforced(
     vocabularies: Vocabularies, pattern: str
 ) -> None:
     can_be_held = (
@@ -314,7 +314,7 @@ def test_digits_and_words_are_of_ascii_as_the_specification_says(
 
 
 @pytest.mark.parametrize("name", [n for n, k in FORMATS.items() if k.effect == "enforced"])
-def test_texts_between_tags_are_held_to_formats(checker: Checker, name: str) -> None:
+def test_formats_are_enforced_between_tags(checker: Checker, name: str) -> None:
     [expression], unenforced = expressions_of([{"format": name}])
 
     assert unenforced == set()

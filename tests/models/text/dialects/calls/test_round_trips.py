@@ -1,4 +1,4 @@
-"""Calls as templates write them, for each kind of schema: read back as they were, and let through by the grammar."""
+"""Calls in the form of templates, for each kind of schema: they are read back, and the grammar allows them."""
 
 import json
 import random
@@ -27,7 +27,7 @@ CASES = [
 ]
 BOUND = [(name, kind) for name in TEMPLATES for kind in KINDS]
 SAMPLE = (
-    29  # every so many of the cases in make test; a prime, so that all templates and kinds come
+    29  # every so many of the cases in make test; a prime, so that all templates and kinds occur
 )
 
 
@@ -41,7 +41,7 @@ def function_of(kind: str) -> ToolFunction:
 
 
 def written(name: str, arguments: dict[str, Any]) -> str:
-    """What a template writes for a call: all of the turn."""
+    """Return the turn that a template writes for a call."""
     call = {
         "id": "call00001",
         "type": "function",
@@ -79,12 +79,12 @@ def check(name: str, kind: str, number: int, *, every: bool) -> None:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal values; a truth value is no number."""
+    """Compare values; booleans are not numbers."""
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def without_nullable(schema: Any) -> Any:
-    """A schema of OpenAPI as one of JSON Schema."""
+    """Convert a schema of OpenAPI to JSON Schema."""
     own = {key: value for key, value in schema.items() if key != "nullable"}
     return {"anyOf": [own, {"type": "null"}]} if schema.get("nullable") else schema
 

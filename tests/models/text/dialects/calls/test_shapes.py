@@ -1,4 +1,4 @@
-"""Schemas that are combined at their root: a call that must come fits them, in every form."""
+"""Forced calls fit schemas with combinations at the root, in every form."""
 
 import json
 import random
@@ -82,20 +82,20 @@ def check(form: str, schema: Any, vocabulary: Vocabulary, draws: int) -> None:
 
 @pytest.mark.parametrize("name", SCHEMAS)
 @pytest.mark.parametrize("form", ["hermes", "qwen3_coder"])
-def test_a_call_that_must_come_fits_its_schema(
-    form: str, name: str, vocabularies: Vocabularies
-) -> None:
+def test_a_forced_call_fits_its_schema(form: str, name: str, vocabularies: Vocabularies) -> None:
     check(form, SCHEMAS[name], vocabularies.of(form), draws=1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEMAS)
 @pytest.mark.parametrize("form", ANSWERS)
-def test_it_does_so_in_every_form(form: str, name: str, vocabularies: Vocabularies) -> None:
+def test_a_forced_call_fits_its_schema_in_every_form(
+    form: str, name: str, vocabularies: Vocabularies
+) -> None:
     check(form, SCHEMAS[name], vocabularies.of(form), draws=8)
 
 
-def test_a_schema_of_very_many_shapes_is_held_in_part() -> None:
+def test_a_schema_of_very_many_shapes_is_partly_enforced() -> None:
     one = {"anyOf": [an_object([f"p{i}"], **{f"p{i}": UNIT}) for i in range(10)]}
     many = ToolFunction("f", {**A, "allOf": [one, one, one]}, strict=True)
     bomb: dict[str, Any] = {
