@@ -96,7 +96,7 @@ class GrowingChoice:
                 stop_reason = finished.stop_token_id
             if self._ending.include_stop and self._finder.hit is None:
                 self._release(piece)
-                self._finder = StopFinder(())  # an end token is none
+                self._finder = StopFinder(())  # an end token is not a stop string
                 self._take(piece, self._decoder.feed(piece.token_ids) + self._decoder.flush())
         return self._ended(piece, "stop", stop_reason)
 

@@ -125,7 +125,7 @@ def prompt_logprobs(
         out.append(
             {
                 str(other): PromptToken(max(logprob, LOWEST), rank, names.name(other, place))
-                # the actual one's rank counts
+                # Reversed, since the prompt's own token comes first and must keep its rank.
                 for other, logprob, rank in reversed(told)
             }
         )

@@ -24,7 +24,7 @@ LIMITS = Limits(cpu_s=2.0, memory_bytes=512 << 20)
 MASK_S = 0.05  # of CPU, for the tokens that may come next: a step computes one for each answer
 NUM_TOKENS = 16  # that are tried
 MAX_TOLD = 300  # characters of what the library says: it quotes the grammar, several times over
-_FUEL = 4_000_000  # steps of work on regular expressions: texts of tool calls are held to lengths by such
+_FUEL = 4_000_000  # steps for regular expressions, such as those that bound the lengths of strings in calls
 _STATES = 10_000  # of a lexer: about 2 KB each, and they stay with the compiled grammar
 # Of what a library raises, these say nothing about the grammar.
 _NO_VERDICT = (MemoryError, OSError, ImportError, KeyboardInterrupt, SystemExit)

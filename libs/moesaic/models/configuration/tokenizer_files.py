@@ -167,7 +167,7 @@ def _vocabulary(base: Mapping[str, Any]) -> dict[str, int]:
     model = base.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if isinstance(vocabulary, list):
-        # as Unigram has it, with a score beside each
+        # Unigram has a list of tokens with scores
         pieces = (entry[0] if isinstance(entry, list) and entry else None for entry in vocabulary)
         return {piece: i for i, piece in enumerate(pieces) if isinstance(piece, str)}
     if not isinstance(vocabulary, dict):
