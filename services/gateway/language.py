@@ -125,7 +125,7 @@ class Language:
             InvalidInput: the template refuses a plain question.
         """
         ignored = self._ignored(kwargs, tools=kwargs.get("tools") is not None)
-        kwargs = {name: value for name, value in kwargs.items() if name not in ignored}
+        kwargs = _without(kwargs, ignored)
         told = (
             self._dialogue(with_texts(kwargs, self.tokenizer.parted)) if kwargs else self.dialogue
         )
@@ -247,7 +247,7 @@ class Language:
         template = self._template
         tools = tools or template_kwargs.get("tools")
         ignored = self._ignored(template_kwargs, tools=tools is not None)
-        kwargs = {name: value for name, value in template_kwargs.items() if name not in ignored}
+        kwargs = _without(template_kwargs, ignored)
         kwargs |= {} if tools is None else {"tools": tools}
         change = str if control_tokens else self.tokenizer.parted
 
@@ -326,6 +326,11 @@ class _With:
     def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
         """Write a conversation as text."""
         return self._template.write(messages, add_generation_prompt, self._kwargs)
+
+
+def _without(kwargs: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    left_out = set(names)
+    return {name: value for name, value in kwargs.items() if name not in left_out}
 
 
 def _fields(keywords: Sequence[str]) -> list[str]:

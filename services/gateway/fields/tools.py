@@ -167,7 +167,7 @@ def choice_of(choice: Any) -> ToolChoice:
         allowed = choice.get("allowed_tools", choice)
         tools = allowed.get("tools") if isinstance(allowed, dict) else None
         if isinstance(tools, list) and tools and allowed.get("mode") in ("auto", "required"):
-            return ToolChoice(allowed["mode"], tuple(map(_name_of, tools)))
+            return ToolChoice(allowed["mode"], tuple(dict.fromkeys(map(_name_of, tools))))
     raise ValueError(f"must be {_FORMS}")
 
 

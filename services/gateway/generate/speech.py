@@ -11,10 +11,11 @@ from moesaic.models.text.dialects.dialect import NOTHING, Body, Dialect, Wanted
 from moesaic.models.text.dialects.reader import Reader
 from moesaic.models.text.dialects.rules import Rules
 from moesaic.models.text.dialects.thinking import SWITCHES, Opened
+from moesaic.models.text.schemas.binding import TooLong
 from moesaic.models.text.schemas.raw_texts import slashes_escaped
 from moesaic.services.gateway.fields.generating import ChatWire
 from moesaic.services.gateway.fields.tools import ToolWire, choice_of
-from moesaic.services.gateway.generate.structure import bounded, check_strict, names_of
+from moesaic.services.gateway.generate.structure import bounded, check_strict, names_of, too_long
 from moesaic.services.gateway.language import Language
 from moesaic.v1.attention_pb2 import Grammar
 
@@ -74,10 +75,12 @@ class Speech:
             return asked
         if asked is not None and not wanted.tools and self.opened == "closed":
             return asked
-        text = self.dialect.grammar(token_id, self.opened, wanted, body, unenforced)
-        if text is None:
-            return asked
-        return bounded(Grammar(grammar=text, field=asked.field if asked is not None else "tools"))
+        field = asked.field if asked is not None else "tools"
+        try:
+            text = self.dialect.grammar(token_id, self.opened, wanted, body, unenforced)
+        except TooLong:
+            raise too_long(field) from None
+        return asked if text is None else bounded(Grammar(grammar=text, field=field))
 
 
 PLAIN = Speech()

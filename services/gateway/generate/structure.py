@@ -6,13 +6,12 @@ from typing import Any, NamedTuple
 
 from moesaic.errors import InvalidInput
 from moesaic.json_texts import JsonRoom, decode_text
-from moesaic.models.text.dialects.rules import BLANKS, schema_text
-from moesaic.models.text.schemas.binding import Binder
+from moesaic.models.text.dialects.rules import BLANKS, MAX_CHARACTERS, schema_text
+from moesaic.models.text.schemas.binding import Binder, TooLong
 from moesaic.models.text.schemas.reading import SchemaReader
 from moesaic.services.gateway.fields.generating import GenerationWire
 from moesaic.v1.attention_pb2 import Grammar
 
-MAX_GRAMMAR_CHARS = 200_000
 ANY_OBJECT = '{"type": "object"}'
 
 
@@ -61,13 +60,14 @@ def bounded(grammar: Grammar) -> Grammar:
     Raises:
         InvalidInput: it is very long.
     """
-    if grammar.ByteSize() > MAX_GRAMMAR_CHARS:
-        raise _too_long(grammar.field)
+    if grammar.ByteSize() > MAX_CHARACTERS:
+        raise too_long(grammar.field)
     return grammar
 
 
-def _too_long(field: str) -> InvalidInput:
-    return InvalidInput(field, f"must take at most {MAX_GRAMMAR_CHARS} characters")
+def too_long(field: str) -> InvalidInput:
+    """Make the error of a field whose grammar is very long."""
+    return InvalidInput(field, f"must take at most {MAX_CHARACTERS} characters")
 
 
 def _of_response_format(body: GenerationWire, unenforced: list[str]) -> list[Grammar]:
@@ -156,8 +156,8 @@ def _text(
         InvalidInput: it is very long, nested too deeply, or strict with a keyword that no grammar can enforce.
     """
     if isinstance(schema, str):
-        if len(schema) > MAX_GRAMMAR_CHARS:
-            raise _too_long(field)
+        if len(schema) > MAX_CHARACTERS:
+            raise too_long(field)
         try:
             schema = decode_text(schema, field, JsonRoom())
         except ValueError:
@@ -165,7 +165,10 @@ def _text(
     if not isinstance(schema, dict):
         return schema_text(schema)
     binder = Binder(SchemaReader(schema))
-    document = binder.document(schema)
+    try:
+        document = binder.document(schema)
+    except TooLong:
+        raise too_long(field) from None
     check_strict(field, binder.unenforced, strict=strict)
     unenforced += names_of(field, binder.unenforced)
     blanks = schema.get("x-guidance", BLANKS)

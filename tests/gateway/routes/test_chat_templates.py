@@ -101,6 +101,17 @@ async def test_keywords_that_the_template_reads_reach_it(open_house, scripts) ->
     assert ignored == [None, named]
 
 
+@pytest.mark.parametrize("template", ["{{ messages[0].content }}"])
+async def test_very_many_keywords_that_nobody_knows_hold_nobody_up(open_house, scripts) -> None:
+    many = {f"unknown{i}": 1 for i in range(30_000)}
+
+    _, [named] = await prompts(
+        open_house, scripts, {"messages": ASKED, "chat_template_kwargs": many}
+    )
+
+    assert named.endswith("and-more")
+
+
 @pytest.mark.parametrize("name", ["messages", "add_generation_prompt", "continue_final_message"])
 async def test_keywords_cannot_stand_for_fields_of_the_request(
     open_house, scripts, name: str

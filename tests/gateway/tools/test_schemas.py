@@ -124,6 +124,24 @@ async def test_schemas_of_objects_are_accepted_in_every_spelling(open_house, scr
                 assert response.status_code == 200, response.text
 
 
+@pytest.mark.parametrize("family", ["hermes", "qwen3_coder"])
+@pytest.mark.parametrize(
+    "odd", [{"type": [{}]}, {"required": [[]]}, {"format": {}}, {"anyOf": [{"required": [5]}]}]
+)
+async def test_what_is_no_schema_within_a_tool_stops_no_answer(
+    open_house, scripts, odd: Any
+) -> None:
+    said = "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"oneOf": [odd, odd]}}}
+    async with open_house(scripts.says(said)) as house:
+        for more in ({}, {"tool_choice": "required"}):
+            body = {"messages": ASKED, "tools": [tool(one(odd))], **more}
+            response = await house.client.post(PATH, json=body)
+            assert response.status_code == 200, response.text
+        formed = await house.client.post(PATH, json={"messages": ASKED, "response_format": form})
+        assert formed.status_code == 200, formed.text
+
+
 def turns(arguments: str) -> list[dict[str, Any]]:
     call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     answer = {"role": "assistant", "content": None, "tool_calls": [call]}

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 from moesaic.models.text.dialects.functions import ToolFunction
+from moesaic.models.text.schemas.binding import TooLong
 from moesaic.models.text.schemas.raw_texts import ANY, escaped, slashes_escaped
 
 # JSON lets any run of blanks stand between two tokens, and small models get lost in them until their answer is
@@ -17,6 +18,7 @@ from moesaic.models.text.schemas.raw_texts import ANY, escaped, slashes_escaped
 BLANKS = {"whitespace_pattern": r"( |\n {0,40})?"}
 ONE_BLANK = {"whitespace_pattern": " ?"}
 FREE = "/(?s:.*)/"
+MAX_CHARACTERS = 200_000  # of a grammar
 
 
 class Rules:
@@ -30,6 +32,7 @@ class Rules:
     def __init__(self, token_id: Callable[[str], int | None], markers: tuple[str, ...]) -> None:
         self._ids = {m: i for m in markers if (i := token_id(m)) is not None}
         self._lines: list[str] = []
+        self._left = MAX_CHARACTERS
         self._terminals: dict[tuple[str, bool], str] = {}
         self.lead = ""  # stands already where a text begins with it
         self.unenforced: dict[str, set[str]] = {}  # keywords that are not enforced, by function
@@ -39,10 +42,20 @@ class Rules:
         return marker in self._ids
 
     def add(self, body: str, options: str = "") -> str:
-        """Add a rule; gives its name."""
+        """Add a rule; gives its name.
+
+        Raises:
+            TooLong: the grammar has no room for it.
+        """
         name = f"r{len(self._lines)}"
-        self._lines.append(f"{name}{options}: {body}")
+        self._put(f"{name}{options}: {body}")
         return name
+
+    def _put(self, line: str) -> None:
+        self._left -= len(line)
+        if self._left < 0:
+            raise TooLong
+        self._lines.append(line)
 
     def text(self, text: str) -> str:
         """Write a text that comes as it is, its markers as tokens where they are such."""
@@ -79,7 +92,7 @@ class Rules:
         """
         if (body, lazy) not in self._terminals:
             name = f"T{len(self._lines)}"
-            self._lines.append(f"{name}: {body}")
+            self._put(f"{name}: {body}")
             self._terminals[body, lazy] = self.add(name, "[lazy]") if lazy else name
         return self._terminals[body, lazy]
 

@@ -17,7 +17,7 @@ from moesaic.models.text.schemas.raw_texts import (
     expressions_of,
     whole_pattern,
 )
-from moesaic.models.text.schemas.reading import ALL_KINDS, Values, listed, mapping
+from moesaic.models.text.schemas.reading import ALL_KINDS, Values, mapping, names_in, number_in
 from moesaic.models.text.schemas.shapes import Shape
 
 _KEY_CHARACTERS = r'[^<>"\s]{1,100}'
@@ -51,7 +51,7 @@ class _ShapeRule:
         self._tags, self._rules, self._function, self._shape = tags, rules, function, shape
         self._binder = Binder(function.reader)
         self._properties = mapping(shape, "properties")
-        self._required = listed(shape, "required")
+        self._required = frozenset(names_in(shape, "required"))
 
     def whole(self) -> str:
         named = {
@@ -59,7 +59,7 @@ class _ShapeRule:
             for key, schema in self._properties.items()
             if (rule := self._argument(key, schema)) is not None
         }
-        least = self._shape.get("minProperties")
+        least = number_in(self._shape, "minProperties")
         if least == 1 and 0 < len(named) <= MAX_ONE_OF_MANY and not self._required:
             orders = [list(named)[i:] for i in range(len(named))]
             ways = [
@@ -83,12 +83,10 @@ class _ShapeRule:
         rest = {k: v for k, v in shape.items() if k not in (*_HELD_HERE, *_SIZES)}
         self._binder.document(rest)
         unenforced = set(self._binder.unenforced)
-        least = shape.get("minProperties")
-        if least is not None and not held_least and least > len(set(self._required)):
+        least, at_most = (number_in(shape, name) for name in _SIZES)
+        if least is not None and not held_least and least > len(self._required):
             unenforced.add("minProperties")
-        if shape.get("maxProperties") is not None and (
-            shape["maxProperties"] < most or others_of(shape)
-        ):
+        if at_most is not None and (at_most < most or others_of(shape)):
             unenforced.add("maxProperties")
         self._rules.leave_out(self._function, unenforced)
 
@@ -145,7 +143,7 @@ class _ShapeRule:
             ways += self._texts(values, may_be_any=is_free, no_scalars=bool(first))
         if not is_free and (_needs_json(values) or first):
             ways.append(f"{self._rules.value(document)} {tail}")
-        return f"({' | '.join(ways)})"
+        return self._rules.add(" | ".join(ways))
 
     def _spellings(self, values: Values) -> list[str]:
         close = self._tags.value_tags[1]

@@ -2,11 +2,20 @@
 
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 from moesaic.models.text.schemas.keywords import FORMATS, KEYWORDS, is_plain_pattern, narrowed
-from moesaic.models.text.schemas.reading import REFERENCES, SchemaReader, kind_of, listed, mapping
+from moesaic.models.text.schemas.reading import (
+    REFERENCES,
+    SchemaReader,
+    kind_of,
+    listed,
+    mapping,
+    names_in,
+)
 
+MAX_PARTS = 20_000  # that a binder writes: more of them make no grammar that is short enough
 MAX_ONE_OF_MANY = 32  # properties of which at least one is required
 _SUBSCHEMAS = ("items", "additionalProperties")
 _LISTS = ("allOf", "anyOf", "prefixItems")
@@ -35,6 +44,10 @@ _LITERAL = re.compile(r"\^((?:[\w -]|\\[-_./])*)(?![*+?{|])")
 Bound = Any  # a schema: an object or a boolean
 
 
+class TooLong(Exception):
+    """A grammar has more parts or characters than it may."""
+
+
 class Binder:
     """Writes the schemas of one reader for grammars.
 
@@ -46,10 +59,15 @@ class Binder:
         self._reader = reader
         self._names: dict[int, str] = {}
         self._waiting: list[tuple[str, Any]] = []
+        self._left = MAX_PARTS
         self.unenforced: set[str] = set()
 
     def document(self, schema: Any) -> Bound:
-        """Write a complete schema, with all parts that it refers to."""
+        """Write a complete schema, with all parts that it refers to.
+
+        Raises:
+            TooLong: with all that was written before, it has too many parts.
+        """
         self._names, self._waiting = {}, []
         written = self._bound(schema)
         shared = {}
@@ -59,6 +77,9 @@ class Binder:
         return {**written, "$defs": shared} if shared else written
 
     def _bound(self, schema: Any) -> Bound:
+        self._left -= 1
+        if self._left < 0:
+            raise TooLong
         if not isinstance(schema, Mapping):
             return schema
         written: dict[str, Any] = {}
@@ -148,14 +169,14 @@ class Binder:
 
     def _sizes(self, said: dict[str, Any]) -> None:
         """Enforce the number of properties, if all described ones are required."""
-        properties, required = mapping(said, "properties"), listed(said, "required")
+        properties, required = mapping(said, "properties"), set(names_in(said, "required"))
         least, most = said.get("minProperties"), said.get("maxProperties")
         closed = said.get("additionalProperties") is False and "patternProperties" not in said
-        if isinstance(least, int) and least <= len(set(required)):
+        if isinstance(least, int) and least <= len(required):
             del said["minProperties"]
         if isinstance(most, int) and closed and most >= len(properties):
             del said["maxProperties"]
-        if set(properties) <= set(required):
+        if properties.keys() <= required:
             return
         if said.get("minProperties") == 1 and len(properties) <= MAX_ONE_OF_MANY:
             del said["minProperties"]
@@ -206,13 +227,16 @@ def _are_apart(patterns: list[str]) -> bool:
     """True if grammars can enforce patterns of names, since no name fits two of them."""
     if not all(map(is_plain_pattern, patterns)):
         return False
-    begins = [found.group(1) if (found := _LITERAL.match(one)) else "" for one in patterns]
-    pairs = [(a, b) for i, a in enumerate(begins) for b in begins[:i]]
-    return all(not a.startswith(b) and not b.startswith(a) for a, b in pairs)
+    begins = sorted(
+        found.group(1) if "|" not in one and (found := _LITERAL.match(one)) else ""
+        for one in patterns
+    )
+    # In order, what begins with another stands behind it.
+    return not any(b.startswith(a) for a, b in pairwise(begins))
 
 
 def _combined(written: dict[str, Any], also: list[Any]) -> dict[str, Any]:
     """Add further schemas that must hold: in place, if there is one whose keywords are free."""
     if len(also) == 1 and isinstance(also[0], Mapping) and not also[0].keys() & written.keys():
         return {**written, **also[0]}
-    return {**written, "allOf": [*written.get("allOf", ()), *also]} if also else written
+    return {**written, "allOf": [*listed(written, "allOf"), *also]} if also else written

@@ -61,7 +61,8 @@ def expressions_of(conditions: Sequence[Mapping[str, Any]]) -> tuple[list[str], 
 def _expressions(keywords: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     if "pattern" in keywords:
         yield "pattern", whole_pattern(keywords["pattern"])
-    if (form := keywords.get("format")) in FORMATS:
+    form = keywords.get("format")
+    if isinstance(form, str) and form in FORMATS:
         yield "format", narrowed(_FORMATS[form]) if form in _FORMATS else None
     for name, counted in (("minLength", "{%d,}"), ("maxLength", "{0,%d}")):
         if name in keywords:

@@ -1,7 +1,8 @@
 """Reading a JSON schema once, for the grammar of a value and for the reader of the written value."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urljoin
@@ -10,8 +11,11 @@ ALL_KINDS = frozenset(("null", "boolean", "integer", "number", "string", "array"
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 TEXT_KEYWORDS = ("minLength", "maxLength", "pattern", "format")
 MAX_STEPS = 20_000  # for one schema: references may lead to one part again and again
+SIZE_PER_STEP = 10  # listed values and conditions, which are combined one by one
 MAX_DEPTH = 60
 MAX_TEXTS = 16  # alternative conditions of a string
+
+_INDEX = re.compile("[0-9]{1,9}")
 
 Conditions = tuple[Mapping[str, Any], ...]  # keywords about strings, all of which must hold
 
@@ -41,25 +45,34 @@ class Values(NamedTuple):
 
     def either(self, other: "Values") -> "Values":
         """Unite the values of two alternatives."""
-        texts = (*self.texts, *other.texts)
-        texts = ((),) if () in texts else texts[:MAX_TEXTS]
-        return Values(self.kinds | other.kinds, {**self.listed, **other.listed}, texts)
+        return united((self, other))
 
     def both(self, other: "Values") -> "Values":
         """Intersect the values of two schemas that both hold."""
+        if ANYTHING in (self, other):
+            return other if self == ANYTHING else self
         listed = {
             name: value
             for some, others in ((self, other), (other, self))
             for name, value in some.listed.items()
             if name in others.listed or kind_of(value) in others.kinds
         }
-        texts = [(*a, *b) for a in self.texts for b in other.texts]
-        return Values(self.kinds & other.kinds, listed, tuple(texts[:MAX_TEXTS]))
+        ways: dict[frozenset[int], Conditions] = {}
+        for a in self.texts:
+            for b in other.texts:
+                held = {id(one): one for one in (*a, *b)}  # each once
+                ways.setdefault(frozenset(held), tuple(held.values()))
+        return Values(self.kinds & other.kinds, listed, tuple(ways.values())[:MAX_TEXTS])
 
     @property
     def is_empty(self) -> bool:
         """True if no value is allowed."""
         return not self.kinds and not self.listed
+
+    @property
+    def size(self) -> int:
+        """Number of what it lists."""
+        return len(self.listed) + sum(map(len, self.texts))
 
     def disjoint(self, other: "Values") -> bool:
         """True if no value is allowed by both."""
@@ -68,6 +81,16 @@ class Values(NamedTuple):
 
 ANYTHING = Values(ALL_KINDS, {}, ((),))
 NOTHING = Values(frozenset())
+
+
+def united(each: Iterable[Values]) -> Values:
+    """Unite schemas, one of which holds."""
+    kinds, listed, texts = set[str](), dict[str, Any](), list[Conditions]()
+    for values in each:
+        kinds |= values.kinds
+        listed |= values.listed
+        texts += values.texts[: MAX_TEXTS if () in values.texts else MAX_TEXTS - len(texts)]
+    return Values(frozenset(kinds), listed, ((),) if () in texts else tuple(texts[:MAX_TEXTS]))
 
 
 def kind_of(value: Any) -> str:
@@ -110,7 +133,7 @@ class SchemaReader:
         if not isinstance(reference, str):
             return None
         base, _, pointer = reference.partition("#")
-        root = self._root if not base else self._named.get(urljoin(self._identity, base))
+        root = self._root if not base else self._named.get(_joined(self._identity, base))
         pointer = unquote(pointer)
         if pointer and not pointer.startswith("/"):
             return self._named.get(f"#{pointer}") if root is not None else None
@@ -119,7 +142,7 @@ class SchemaReader:
             step = step.replace("~1", "/").replace("~0", "~")
             if isinstance(found, Mapping) and step in found:
                 found = found[step]
-            elif isinstance(found, list) and step.isdecimal() and int(step) < len(found):
+            elif isinstance(found, list) and _INDEX.fullmatch(step) and int(step) < len(found):
                 found = found[int(step)]
             else:
                 return None
@@ -139,38 +162,55 @@ class SchemaReader:
                 if isinstance(part.get(name), str):
                     found.setdefault(f"#{part[name]}", part)
             if isinstance(part.get("$id"), str):
-                found.setdefault(urljoin(self._identity, part["$id"]), part)
+                found.setdefault(_joined(self._identity, part["$id"]), part)
                 found.setdefault(part["$id"], part)
         return found
 
     def values(self, schema: Any) -> Values:
         """Read the values that a schema allows; ``ANYTHING`` if that takes too many steps."""
-        if id(schema) not in self._read:
-            # The schema is kept, so that no other object gets its id.
-            self._read[id(schema)] = schema, self._values(schema, MAX_DEPTH)
-        return self._read[id(schema)][1]
+        return self._values(schema, MAX_DEPTH)
 
     def _values(self, schema: Any, depth: int) -> Values:
-        self._steps -= 1
         if schema is False:
             return NOTHING
         if not isinstance(schema, Mapping) or not depth or self._steps < 0:
             return ANYTHING
+        if id(schema) not in self._read:
+            # What refers to itself says no more. The schema stays, so that no other one gets its id.
+            self._read[id(schema)] = schema, ANYTHING
+            self._read[id(schema)] = schema, self._combined(schema, depth - 1)
+        return self._read[id(schema)][1]
+
+    def _combined(self, schema: Mapping[str, Any], depth: int) -> Values:
         found = _own_values(schema)
-        for name in REFERENCES:
-            if name in schema:
-                found = found.both(self._values(self.resolved(schema[name]), depth - 1))
-        for part in listed(schema, "allOf"):
-            found = found.both(self._values(part, depth - 1))
-        for name in ("anyOf", "oneOf"):
-            if parts := listed(schema, name):
-                united = NOTHING
-                for part in parts:
-                    united = united.either(self._values(part, depth - 1))
-                found = found.both(united)
+        for values in self._also(schema, depth):
+            ways = (len(found.texts) or 1), (len(values.texts) or 1)
+            self._charge(ways[1] * found.size + ways[0] * values.size)
+            if self._steps < 0:
+                return ANYTHING
+            found = found.both(values)
         if schema.get("nullable") is True and "null" not in found.kinds:
             found = found.either(Values(frozenset(("null",))))
         return found
+
+    def _also(self, schema: Mapping[str, Any], depth: int) -> Iterator[Values]:
+        """Read the schemas that hold beside the keywords of one."""
+        for name in REFERENCES:
+            if name in schema:
+                yield self._values(self.resolved(schema[name]), depth)
+        for part in listed(schema, "allOf"):
+            yield self._values(part, depth)
+        for name in ("anyOf", "oneOf"):
+            if parts := listed(schema, name):
+                yield united(self._charged(part, depth) for part in parts)
+
+    def _charged(self, schema: Any, depth: int) -> Values:
+        values = self._values(schema, depth)
+        self._charge(values.size)
+        return values
+
+    def _charge(self, size: int) -> None:
+        self._steps -= 1 + size // SIZE_PER_STEP
 
     def are_disjoint(self, schemas: Sequence[Any]) -> bool:
         """True if certainly no value fits two of the schemas."""
@@ -185,7 +225,7 @@ class SchemaReader:
         if len(self.values(one).both(self.values(other)).kinds) > 1:
             return False
         a, b = self._object_of(one), self._object_of(other)
-        needed = set(listed(a, "required")) & set(listed(b, "required"))
+        needed = set(names_in(a, "required")) & set(names_in(b, "required"))
         own, others = mapping(a, "properties"), mapping(b, "properties")
         return any(
             self.values(own[name]).disjoint(self.values(others[name]))
@@ -208,6 +248,17 @@ def listed(schema: Any, name: str) -> list[Any]:
     return found if isinstance(found, list) else []
 
 
+def names_in(schema: Any, name: str) -> list[str]:
+    """Read a keyword that is a list of names; what is none is left out."""
+    return [one for one in listed(schema, name) if isinstance(one, str)]
+
+
+def number_in(schema: Any, name: str) -> float | None:
+    """Read a keyword that is a number; None if it is none."""
+    found = schema.get(name) if isinstance(schema, Mapping) else None
+    return found if isinstance(found, (int, float)) else None
+
+
 def mapping(schema: Any, name: str) -> Mapping[str, Any]:
     """Read a keyword that should be an object; empty if it is not."""
     found = schema.get(name) if isinstance(schema, Mapping) else None
@@ -217,8 +268,11 @@ def mapping(schema: Any, name: str) -> Mapping[str, Any]:
 def _own_values(schema: Mapping[str, Any]) -> Values:
     """Read the keywords of a schema that contain no other schema."""
     named = schema.get("type")
-    kinds = frozenset(named if isinstance(named, list) else [named]) if named else ALL_KINDS
-    if not kinds <= ALL_KINDS:  # an invalid type
+    kinds = frozenset(
+        one if isinstance(one, str) else ""
+        for one in (named if isinstance(named, list) else [named])
+    )
+    if not named or not kinds <= ALL_KINDS:  # no type, or an invalid one
         kinds = ALL_KINDS
     if "number" in kinds:
         kinds |= {"integer"}
@@ -234,6 +288,13 @@ def _own_values(schema: Mapping[str, Any]) -> Values:
 
 def _only(values: Sequence[Any]) -> Values:
     return Values(frozenset(), {identity_of(value): value for value in values})
+
+
+def _joined(base: str, address: str) -> str:
+    try:
+        return urljoin(base, address)
+    except ValueError:  # no address
+        return address
 
 
 def _parts(schema: Any) -> Iterator[Mapping[str, Any]]:

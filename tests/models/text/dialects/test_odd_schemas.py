@@ -1,0 +1,81 @@
+"""Schemas that are none, or that would take very long to read."""
+
+from typing import Any
+
+import pytest
+
+from moesaic.models.text.dialects.dialect import Dialect, Wanted
+from moesaic.models.text.dialects.functions import ToolFunction
+from moesaic.models.text.dialects.tagged import Glm, QwenCoder
+from moesaic.models.text.schemas.binding import MAX_PARTS, Binder, TooLong
+from moesaic.models.text.schemas.keywords import KEYWORDS
+from moesaic.models.text.schemas.reading import SchemaReader
+
+ODD = (5, -1, 1e308, "x", None, True, [[]], [{}], [5], [None], {}, {"a": 5}, "http://[x#y")
+BESIDE: tuple[dict[str, Any], ...] = (
+    {},
+    {"type": "object", "properties": {"a": {"type": "string"}}, "$ref": "#/$defs/b"},
+)
+
+
+def grammar_of(parameters: Any) -> str | None:
+    function = ToolFunction("f", parameters, strict=True)
+    wanted = Wanted([function], needed=True, bound=True)
+    texts = [
+        Dialect(None, form).grammar(lambda text: None, "closed", wanted, None)
+        for form in (QwenCoder(), Glm())
+    ]
+    assert function.bound
+    return texts[0]
+
+
+@pytest.mark.parametrize("keyword", KEYWORDS)
+def test_no_value_of_a_keyword_stops_the_reader(keyword: str) -> None:
+    for odd in ODD:
+        for beside in BESIDE:
+            schema = {**beside, keyword: odd}
+            for whole in (schema, {"oneOf": [schema, {"required": ["q"]}]}):
+                Binder(SchemaReader(whole)).document(whole)
+                grammar_of(whole)
+                grammar_of({"type": "object", "properties": {"a": whole}})
+
+
+@pytest.mark.parametrize(
+    "reference", ["http://[x#y", "#/oneOf/" + "9" * 5000, "#/oneOf/\N{ARABIC-INDIC DIGIT ONE}"]
+)
+def test_a_reference_that_is_none_leads_nowhere(reference: str) -> None:
+    schema = {"$id": "http://a/b", "oneOf": [{"$ref": reference}, {"$id": "http://[z"}]}
+    binder = Binder(SchemaReader(schema))
+    binder.document(schema)
+    assert "$ref" in binder.unenforced
+
+
+def test_parts_that_are_referred_to_over_and_over_are_read_once() -> None:
+    texts = {"anyOf": [{"minLength": 1}, {"pattern": "a"}]}
+    parts = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 8} for i in range(30)}
+    schema = {"$defs": {**parts, "d30": texts}, "$ref": "#/$defs/d0"}
+    values = SchemaReader(schema).values(schema)
+    assert max(map(len, values.texts)) <= 2
+
+
+def test_patterns_of_names_are_told_apart_however_many_there_are() -> None:
+    many = {f"^a{i}_": {} for i in range(5_000)}
+    schema = {"type": "object", "patternProperties": many}
+    binder = Binder(SchemaReader(schema))
+    assert binder.document(schema)["patternProperties"].keys() == many.keys()
+    schema = {"type": "object", "patternProperties": {"^ab|^c": {}, "^c": {}}}
+    binder = Binder(SchemaReader(schema))
+    binder.document(schema)
+    assert binder.unenforced == {"patternProperties"}
+
+
+def test_a_grammar_ends_growing_where_it_is_too_long() -> None:
+    shared = {"enum": [f"value {i}" for i in range(1000)]}
+    parts = {f"p{i}": {"$ref": "#/$defs/shared"} for i in range(1000)}
+    texts = {f"p{i}": {"type": "string", "minLength": i} for i in range(1000)}
+    for schema in ({"$defs": {"shared": shared}, "properties": parts}, {"properties": texts}):
+        with pytest.raises(TooLong):
+            grammar_of(schema)
+    schema = {"allOf": [{"type": "string"}] * MAX_PARTS}
+    with pytest.raises(TooLong):
+        Binder(SchemaReader(schema)).document(schema)
