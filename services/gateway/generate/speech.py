@@ -153,12 +153,14 @@ def template_kwargs_of(body: ChatWire, language: Language) -> tuple[dict[str, An
     effort = body.reasoning_effort
     asked = {"reasoning_effort": effort, "verbosity": body.verbosity}
     fields = {name: value for name, value in asked.items() if value is not None}
-    switches = {} if effort is None else dict.fromkeys(SWITCHES, effort != "none")
+    given = body.chat_template_kwargs or {}
+    asks = effort is not None and given.keys().isdisjoint(SWITCHES)
+    switches = dict.fromkeys(SWITCHES, effort != "none") if asks else {}
     kwargs = {k: value for k, value in (fields | switches).items() if language.takes(k)}
     unknown = fields.keys() - kwargs.keys()
     if switches.keys() & kwargs.keys() or (effort == "none" and not language.dialect.thinks):
         unknown -= {"reasoning_effort"}
-    return kwargs | (body.chat_template_kwargs or {}), sorted(unknown)
+    return kwargs | given, sorted(unknown)
 
 
 def tools_for_template(body: ChatWire, wanted: Wanted) -> Sequence[Mapping[str, Any]] | None:

@@ -101,6 +101,15 @@ async def test_keywords_that_the_template_reads_reach_it(open_house, scripts) ->
     assert ignored == [None, named]
 
 
+@pytest.mark.parametrize("template", [TURNS + "{{ enable_thinking }} {{ thinking }}"])
+async def test_a_switch_that_the_caller_gives_goes_over_the_effort(open_house, scripts) -> None:
+    body = {"messages": ASKED, "chat_template_kwargs": {"enable_thinking": True}}
+
+    texts, _ = await prompts(open_house, scripts, body, {**body, "reasoning_effort": "none"})
+
+    assert texts[0] == texts[1]
+
+
 @pytest.mark.parametrize("template", ["{{ messages[0].content }}"])
 async def test_very_many_keywords_that_nobody_knows_hold_nobody_up(open_house, scripts) -> None:
     many = {f"unknown{i}": 1 for i in range(30_000)}

@@ -6,6 +6,7 @@ import pytest
 
 from moesaic.models.text.dialects.dialect import Dialect, Wanted
 from moesaic.models.text.dialects.functions import ToolFunction
+from moesaic.models.text.dialects.rules import schema_text
 from moesaic.models.text.dialects.tagged import Glm, QwenCoder
 from moesaic.models.text.schemas.binding import MAX_PARTS, Binder, TooLong
 from moesaic.models.text.schemas.keywords import KEYWORDS
@@ -79,3 +80,24 @@ def test_a_grammar_ends_growing_where_it_is_too_long() -> None:
     schema = {"allOf": [{"type": "string"}] * MAX_PARTS}
     with pytest.raises(TooLong):
         Binder(SchemaReader(schema)).document(schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "unenforced"),
+    [
+        ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, {"minimum", "maximum"}),
+        ({"type": "number", "maximum": 1.7976931348623157e308}, {"maximum"}),
+        ({"type": "number", "exclusiveMinimum": -1e19, "maximum": 5}, {"exclusiveMinimum"}),
+        ({"type": "string", "maxLength": 2**63 - 1}, set()),
+        ({"type": "number", "minimum": -(10**18), "maximum": 10**18}, set()),
+    ],
+)
+def test_bounds_that_no_grammar_can_count_to_are_left_out(
+    schema: dict[str, Any], unenforced: set[str]
+) -> None:
+    binder = Binder(SchemaReader(schema))
+    text = schema_text(binder.document(schema))
+    matcher = pytest.importorskip("llguidance").LLMatcher
+    grammar = matcher.grammar_from_json_schema(text)
+    assert matcher.validate_grammar(grammar) == ""
+    assert binder.unenforced == unenforced

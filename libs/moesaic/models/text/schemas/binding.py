@@ -13,10 +13,15 @@ from moesaic.models.text.schemas.reading import (
     listed,
     mapping,
     names_in,
+    number_in,
 )
 
 MAX_PARTS = 20_000  # that a binder writes: more of them make no grammar that is short enough
 MAX_ONE_OF_MANY = 32  # properties of which at least one is required
+MAX_COUNT = 2**31
+MAX_BOUND = 10**18  # beyond it the grammar's library writes no ranges of numbers
+_MOST = ("maxLength", "maxItems", "maxProperties")
+_OUTER = ((("maximum", "exclusiveMaximum"), 1), (("minimum", "exclusiveMinimum"), -1))
 _SUBSCHEMAS = ("items", "additionalProperties")
 _LISTS = ("allOf", "anyOf", "prefixItems")
 _MAPPINGS = ("properties", "patternProperties")
@@ -147,6 +152,14 @@ class Binder:
                 and name not in ("const", "multipleOf")
             ):
                 said[name] = int(value)
+        for name in _MOST:
+            if (number_in(said, name) or 0) > MAX_COUNT:  # no answer is so long
+                del said[name]
+        for names, sign in _OUTER:
+            for name in names:
+                if (number_in(said, name) or 0) * sign > MAX_BOUND:
+                    self.unenforced.add(name)
+                    del said[name]
 
     def _arrays(self, said: dict[str, Any]) -> None:
         """Write a list of ``items`` (draft 7) as ``prefixItems``."""
