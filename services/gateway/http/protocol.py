@@ -80,7 +80,10 @@ class BoundedHttp(HttpToolsProtocol):
     The parser itself would collect a header without an end, or a trailer behind a chunked body, for ever.
     """
 
-    _packet = b""  # being parsed
+    # Blank lines may come before the first request.
+    url = b""
+    # What is being parsed.
+    _packet = b""
     _in_head = True
     _in_message = False
     _num_messages = 0

@@ -108,6 +108,15 @@ async def test_too_long_a_head_is_told_the_bound(stage: Any) -> None:
     assert await client.ended()
 
 
+async def test_blank_lines_without_end_are_told_the_bound(stage: Any) -> None:
+    client = await Client.to(stage.url)
+    await client.send(b"\r\n" * MAX_HEAD_BYTES)
+
+    status, _ = await client.answer()
+    assert status == 431
+    assert await client.ended()
+
+
 async def test_what_is_no_http_gets_an_error_of_the_usual_shape(stage: Any) -> None:
     client = await Client.to(stage.url)
     await client.send(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n")
