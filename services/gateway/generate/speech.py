@@ -107,6 +107,9 @@ def wanted_of(body: ChatWire, language: Language) -> Wanted:
         return NOTHING
     _check_model(language)
     needed = choice.mode == "required"
+    if not needed:  # else the grammar reads them
+        for function in functions:
+            function.prepare()
     allowed = [
         replace(function, strict=True) if needed else function
         for function in functions

@@ -205,7 +205,8 @@ class Tokenizer:
         self, text: str, token_ids: Sequence[int], add_special_tokens: bool
     ) -> list[int] | None:
         """Find the character at which each token of a text begins; None if these are not its tokens."""
-        encoded = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        # Encoding one by one holds the GIL; this lets it go.
+        [encoded] = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
         if encoded.ids != list(token_ids):
             return None
         return [start for start, _ in encoded.offsets]

@@ -101,3 +101,22 @@ def test_bounds_that_no_grammar_can_count_to_are_left_out(
     grammar = matcher.grammar_from_json_schema(text)
     assert matcher.validate_grammar(grammar) == ""
     assert binder.unenforced == unenforced
+
+
+def test_large_schemas_are_not_merged_over_and_over() -> None:
+    ways = [
+        {"anyOf": [{"properties": {f"a{i}": {}}}, {"properties": {f"b{i}": {}}}]} for i in range(5)
+    ]
+    many = {f"p{i}": {"type": "integer"} for i in range(5_000)}
+    function = ToolFunction("f", {"properties": many, "allOf": ways})
+    assert function.unenforced_shapes == {"allOf"}
+    assert function.argument("p1", {}) == SchemaReader({}).values({"type": "integer"})
+
+
+def test_schemas_that_take_long_are_read_before_the_answer() -> None:
+    many = {f"p{i}": {"type": "integer"} for i in range(1000)}
+    large, combined = ToolFunction("f", {"properties": many}), ToolFunction("f", {"anyOf": [{}]})
+    small = ToolFunction("f", {"properties": {"a": {}}})
+    for function in (large, combined, small):
+        function.prepare()
+    assert ["arguments" in vars(f) for f in (large, combined, small)] == [True, True, False]

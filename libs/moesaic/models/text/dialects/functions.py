@@ -9,9 +9,10 @@ from typing import Any
 
 from moesaic.models.text.schemas.binding import Binder
 from moesaic.models.text.schemas.reading import NOTHING, SchemaReader, Values, mapping, names_in
-from moesaic.models.text.schemas.shapes import Shape, shapes_of
+from moesaic.models.text.schemas.shapes import Shape, is_combined, shapes_of
 
 _LIKE_TEXTS = {"integer", "number", "boolean"}
+MANY = 100  # arguments
 ARGUMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,63}")
 
 
@@ -27,6 +28,11 @@ class ToolFunction:
     def reader(self) -> SchemaReader:
         """The reader of the schema, which grammars and answers share."""
         return SchemaReader(self.parameters)
+
+    def prepare(self) -> None:
+        """Read the schema now if that may take long: answers are read where nothing may."""
+        if len(mapping(self.parameters, "properties")) > MANY or is_combined(self.parameters):
+            self.arguments  # noqa: B018  # it stays
 
     @cached_property
     def _shapes(self) -> tuple[list[Shape], set[str]]:

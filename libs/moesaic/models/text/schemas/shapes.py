@@ -8,6 +8,7 @@ from moesaic.models.text.schemas.reading import REFERENCES, SchemaReader, listed
 
 MAX_SHAPES = 32
 MAX_PARTS = 200  # of one schema
+MAX_MERGED = 50_000  # properties, each as often as it is merged
 _COMBINE = ("allOf", "anyOf", "oneOf", *REFERENCES)
 
 Shape = dict[str, Any]  # the schema of an object, without the keywords of _COMBINE
@@ -15,6 +16,11 @@ Shape = dict[str, Any]  # the schema of an object, without the keywords of _COMB
 
 class TooManyShapes(Exception):
     """A schema has more shapes than a grammar should list."""
+
+
+def is_combined(schema: Mapping[str, Any]) -> bool:
+    """True if a schema is made of others."""
+    return not schema.keys().isdisjoint(_COMBINE)
 
 
 def shapes_of(reader: SchemaReader, schema: Mapping[str, Any]) -> tuple[list[Shape], set[str]]:
@@ -36,6 +42,7 @@ def shapes_of(reader: SchemaReader, schema: Mapping[str, Any]) -> tuple[list[Sha
 class _Expansion:
     def __init__(self, reader: SchemaReader) -> None:
         self._reader, self._parts = reader, 0
+        self._merged = 0
         self.unenforced: set[str] = set()
 
     def of(self, schema: Any) -> list[Shape]:
@@ -72,6 +79,12 @@ class _Expansion:
 
     def _both(self, some: list[Shape], others: list[Shape]) -> list[Shape]:
         if len(some) * len(others) > MAX_SHAPES:
+            raise TooManyShapes
+        sizes = [
+            sum(len(mapping(shape, "properties")) for shape in each) for each in (some, others)
+        ]
+        self._merged += sizes[0] * len(others) + sizes[1] * len(some)
+        if self._merged > MAX_MERGED:
             raise TooManyShapes
         return [_merged(one, other) for one in some for other in others]
 
