@@ -10,6 +10,7 @@ from moesaic.models.text.dialects.rules import schema_text
 from moesaic.models.text.dialects.tagged import Glm, QwenCoder
 from moesaic.models.text.schemas.binding import MAX_PARTS, Binder, TooLong
 from moesaic.models.text.schemas.keywords import KEYWORDS
+from moesaic.models.text.schemas.raw_texts import whole_pattern
 from moesaic.models.text.schemas.reading import SchemaReader
 
 ODD = (5, -1, 1e308, "x", None, True, [[]], [{}], [5], [None], {}, {"a": 5}, "http://[x#y")
@@ -120,3 +121,9 @@ def test_schemas_that_take_long_are_read_before_the_answer() -> None:
     for function in (large, combined, small):
         function.prepare()
     assert ["arguments" in vars(f) for f in (large, combined, small)] == [True, True, False]
+
+
+def test_patterns_may_be_nested_as_deep_as_they_like() -> None:
+    deep = "(" * 20_000 + "a|b" + ")" * 20_000
+    assert whole_pattern(f"^{deep}$") == f"(?:{deep})"
+    assert whole_pattern(f"^{deep}|c$") is None

@@ -38,7 +38,6 @@ _FORMATS = {
 _HIDDEN = re.compile(r"\\.|\[\^?(?:\\.|[^\]\\])+\]", re.DOTALL)
 _SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$&~-]")
 _SLASHES = re.compile(r"\\.|/")
-_GROUP = re.compile(r"\([^()]*\)")
 
 
 def expressions_of(conditions: Sequence[Mapping[str, Any]]) -> tuple[list[str], set[str]]:
@@ -80,12 +79,20 @@ def whole_pattern(pattern: Any) -> str | None:
     inner = shown[begins : len(shown) - ends]
     if "^" in inner or "$" in inner:
         return None
-    while (less := _GROUP.sub("", inner)) != inner:
-        inner = less
-    if (begins or ends) and "|" in inner:
+    if (begins or ends) and _has_ways(inner):
         return None
     core = narrowed(pattern[begins : len(pattern) - ends])
     return f"{'' if begins else ANY}(?:{core}){'' if ends else ANY}"
+
+
+def _has_ways(shown: str) -> bool:
+    """True if a pattern has a bar outside its groups."""
+    depth = 0
+    for character in shown:
+        depth += (character == "(") - (character == ")")
+        if character == "|" and not depth:
+            return True
+    return False
 
 
 def escaped(text: str) -> str:
