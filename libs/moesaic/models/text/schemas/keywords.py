@@ -37,6 +37,10 @@ KEYWORDS: dict[str, Keyword] = {
     "minProperties": Keyword("enforced", "unenforced beside optional properties"),
     "maxProperties": Keyword("enforced", "unenforced beside optional properties"),
     "additionalItems": Keyword("enforced", "after a list of `items`, as in draft 7"),
+    **dict.fromkeys(
+        ("minimum", "exclusiveMinimum"), Keyword("enforced", "unenforced below -10^18")
+    ),
+    **dict.fromkeys(("maximum", "exclusiveMaximum"), Keyword("enforced", "unenforced above 10^18")),
     "nullable": Keyword("enforced", "of OpenAPI: also allows `null`"),
     "pattern": Keyword("enforced", "unenforced with look-arounds, back references, `\\b`"),
     "format": Keyword("enforced", "see the second table"),
