@@ -64,25 +64,12 @@ class Message(BodyPart):
         instructs = self.role == "developer" and "developer" not in words
         turn: dict[str, Any] = {"role": "system" if instructs else self.role}
         if self.content is not None:
-            turn["content"] = self._content(field)
+            turn["content"] = _checked(self.content, f"{field}.content")
         if self.role == "assistant":
             turn |= self._calls_and_reasoning()
         if self.role == "tool" and self.tool_call_id is not None:
             turn["tool_call_id"] = self.tool_call_id
         return turn | (self.model_extra or {})
-
-    def _content(self, field: str) -> str | list[dict[str, str]]:
-        if self.content is None or isinstance(self.content, str):
-            return self.content or ""
-        for part in self.content:
-            if part.type in _TEXT_PARTS and part.text is None:
-                raise InvalidInput(
-                    f"{field}.content", f"a part of type {part.type!r} needs the field text"
-                )
-            if part.type not in _TEXT_PARTS:
-                what = f"content of type {part.type[:40]!r} is not supported, only text"
-                raise InvalidInput(f"{field}.content", what, code="unsupported_parameter")
-        return [{"type": "text", "text": part.text or ""} for part in self.content]
 
     def _calls_and_reasoning(self) -> dict[str, Any]:
         turn: dict[str, Any] = {}
@@ -112,3 +99,17 @@ def turns_of(messages: Sequence[Message], words: Collection[str] = ()) -> list[d
         InvalidInput: a turn has content other than text, a field that its role does not have, or an unknown role.
     """
     return [message.for_template(f"messages[{i}]", words) for i, message in enumerate(messages)]
+
+
+def _checked(content: str | list[TextPart], field: str) -> str | list[dict[str, str]]:
+    if isinstance(content, str):
+        return content
+    texts = []
+    for part in content:
+        if part.type not in _TEXT_PARTS:
+            what = f"content of type {part.type[:40]!r} is not supported, only text"
+            raise InvalidInput(field, what, code="unsupported_parameter")
+        if part.text is None:
+            raise InvalidInput(field, f"a part of type {part.type!r} needs the field text")
+        texts.append({"type": "text", "text": part.text})
+    return texts

@@ -16,10 +16,9 @@ from moesaic.models.text.dialects.reader import Put, Reader, Reading
 from moesaic.models.text.dialects.rules import Rules
 from moesaic.models.text.dialects.tagged_rules import arguments_rule
 from moesaic.models.text.dialects.written import GrowingValue, as_json, is_json, json_of
-from moesaic.models.text.schemas.reading import Values, kind_of
+from moesaic.models.text.schemas.reading import STRUCTURES, Values, kind_of
 
 _NAME = re.compile(r"[\w.:/-]{1,256}")
-_STRUCTURES = {"array", "object"}
 
 
 class Tagged(CallForm):
@@ -153,7 +152,7 @@ class Tagged(CallForm):
         argument on a line of its own. The function must have that argument, and the call must not have given it yet.
         """
         close = self.value_tags[1]
-        markers = (close, self.key_tags[0], *self._ends)
+        markers = (close, self.key_tags[0], *self.ends)
         while marker := (yield from reader.passed(value.put, markers)):
             blanks = reader.blanks_before
             if marker == close:
@@ -192,7 +191,8 @@ class Tagged(CallForm):
         return closed
 
     @property
-    def _ends(self) -> tuple[str, ...]:
+    def ends(self) -> tuple[str, ...]:
+        """Closing tags that end a call."""
         return (self.end, *(tag for tag in self.followers if tag.startswith("</")))
 
     def arguments_rule(self, rules: Rules, function: ToolFunction) -> str:
@@ -299,4 +299,4 @@ def _has_structures(values: Values | None) -> bool:
     if values is None:
         return True
     kinds = {*values.kinds, *map(kind_of, values.listed.values())}
-    return bool(kinds & _STRUCTURES)
+    return bool(kinds & STRUCTURES)

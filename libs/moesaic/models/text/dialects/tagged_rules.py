@@ -17,13 +17,19 @@ from moesaic.models.text.schemas.raw_texts import (
     expressions_of,
     whole_pattern,
 )
-from moesaic.models.text.schemas.reading import ALL_KINDS, Values, mapping, names_in, number_in
+from moesaic.models.text.schemas.reading import (
+    ALL_KINDS,
+    STRUCTURES,
+    Values,
+    mapping,
+    names_in,
+    number_in,
+)
 from moesaic.models.text.schemas.shapes import Shape
 
 _KEY_CHARACTERS = r'[^<>"\s]{1,100}'
 _WORDS = {"boolean": ("True", "False"), "null": ("None", "null")}
 _HELD_HERE = ("type", "properties", "required", "additionalProperties", "patternProperties")
-_STRUCTURES = frozenset(("array", "object"))
 _SIZES = ("minProperties", "maxProperties")
 
 
@@ -35,6 +41,10 @@ class ArgumentTags(Protocol):
     line: ClassVar[str]
     end: ClassVar[str]
     followers: ClassVar[tuple[str, ...]]
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """Closing tags that end a call."""
 
 
 def arguments_rule(tags: ArgumentTags, rules: Rules, function: ToolFunction) -> str:
@@ -167,7 +177,7 @@ class _ShapeRule:
         for conditions in values.texts:
             expressions, unenforced = expressions_of(conditions)
             self._binder.unenforced |= unenforced
-            is_mixed = no_scalars or (others and (others & _STRUCTURES or expressions))
+            is_mixed = no_scalars or (others and (others & STRUCTURES or expressions))
             if is_mixed and not may_be_any:
                 expressions = [*expressions, NO_JSON]
             ways.append(self._rules.text_until(closing, expressions, never, line))
@@ -182,15 +192,14 @@ class _ShapeRule:
             opening, closing = (escaped(tag) for tag in tags.key_tags)
             names = rf"{opening}\s*(?:{'|'.join(others)})\s*{closing}"
             never.append(rf"(?:{ANY}\n)?\s*{names}{ANY}")
-        closers = (tags.end, *(tag for tag in tags.followers if tag.startswith("</")))
-        if not any(map(rules.is_token, closers)):
-            ends, after = ("|".join(map(escaped, some)) for some in (closers, tags.followers))
+        if not any(map(rules.is_token, tags.ends)):
+            ends, after = ("|".join(map(escaped, some)) for some in (tags.ends, tags.followers))
             never.append(rf"{ANY}(?:{ends})\s*(?:{after}){ANY}")
         return never
 
 
 def _needs_json(values: Values) -> bool:
     """True if the rule of strings does not cover all values of a schema."""
-    if "string" in values.kinds and not values.kinds & _STRUCTURES:
+    if "string" in values.kinds and not values.kinds & STRUCTURES:
         return any(not isinstance(one, str) for one in values.listed.values())
     return bool(values.kinds) or any(not isinstance(one, str) for one in values.listed.values())

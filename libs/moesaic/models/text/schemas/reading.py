@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urljoin
 
 ALL_KINDS = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
+STRUCTURES = frozenset(("array", "object"))
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 TEXT_KEYWORDS = ("minLength", "maxLength", "pattern", "format")
 MAX_STEPS = 20_000  # for one schema: references may lead to one part again and again
