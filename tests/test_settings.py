@@ -273,17 +273,7 @@ def test_decode_graphs_need_a_gpu(capsys: pytest.CaptureFixture[str], dispatch: 
     assert captured.decode_graph_tokens == 4096
 
 
-@pytest.mark.parametrize(("typed", "way"), [("case-1", "reduce"), ("case-2", "relay")])
-def test_ways_go_on_being_told_by_their_numbers(
-    monkeypatch: pytest.MonkeyPatch, typed: str, way: str
-) -> None:
-    told = load_settings(AttentionSettings, ["--model", "m", "--exchange", typed])
-    monkeypatch.setenv("MOESAIC_EXCHANGE", typed)
-
-    assert told.exchange == load_settings(AttentionSettings, ["--model", "m"]).exchange == way
-
-
-@pytest.mark.parametrize("way", ["reduce", "relay", "case-1", "case-2"])
+@pytest.mark.parametrize("way", ["reduce", "relay"])
 def test_bits_that_must_not_depend_on_the_placement_are_not_summed_up_on_the_way(
     capsys: pytest.CaptureFixture[str], way: str
 ) -> None:

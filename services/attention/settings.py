@@ -12,8 +12,6 @@ from moesaic.settings import MaxModelLen, ModelSettings
 from moesaic.usage.flags import Unlisted
 
 MIN_KV_BLOCKS = 8
-# JANUS numbers the ways of section 3.2, and so did we: flags and variables still may.
-_NUMBERED_WAYS = {"case-1": "reduce", "case-2": "relay"}
 
 
 class AttentionSettings(ModelSettings):
@@ -242,11 +240,6 @@ class AttentionSettings(ModelSettings):
     def gathers_experts(self) -> bool:
         """True if experts come to rows, layer by layer."""
         return self.offload or self.dispatch == "gathered"
-
-    @field_validator("exchange", mode="before")
-    @classmethod
-    def _named_ways(cls, way: object) -> object:
-        return _NUMBERED_WAYS.get(way, way) if isinstance(way, str) else way
 
     @model_validator(mode="after")
     def _deterministic_on_a_cpu(self) -> Self:
