@@ -180,23 +180,10 @@ async def test_colleagues_that_chose_other_experts_are_overruled(open_lab: Any, 
         await lab.check([5])
 
 
-@pytest.mark.parametrize("mode", ["reduce", "relay"])
-async def test_a_worker_that_knows_no_orders_is_not_believed(open_lab: Any, mode: str) -> None:
-    async with open_lab("inprocess", ["a"], ["x", "x"], mode) as lab:
-        for expert in lab.experts:  # as one of an earlier version: it answers for itself alone
-            expert.answer = expert.host.answer
-        before = value_of(metrics.FALLBACKS, "expert_unavailable")
-
-        await lab.check([5])
-
-        assert value_of(metrics.FALLBACKS, "expert_unavailable") == before + 1
-
-
-async def test_an_order_of_an_earlier_version_is_refused(open_lab: Any) -> None:
-    """Attention workers that asked for trials choose by link costs where nobody conducts them."""
+async def test_an_order_that_nobody_knows_is_refused(open_lab: Any) -> None:
     async with open_lab("inprocess", ["a"], ["x", "x"], "relay") as lab:
-        attend = {"type": "attend", "worker_id": "attention-9", "node": "b", "measures": True}
-        request = Frame(kind=FrameKind.REQUEST, epoch=1, seq=1, body=msgspec.msgpack.encode(attend))
+        body = msgspec.msgpack.encode({"type": "attend"})
+        request = Frame(kind=FrameKind.REQUEST, epoch=1, seq=1, body=body)
         link = next(iter(lab.attention[0].dispatcher.begin_step().route.links.values()))
 
         [outcome] = await lab.attention[0].network.exchange([(link, request)], TIMEOUT_S)

@@ -2,19 +2,16 @@
 
 A request without a body is asked directly, and so is one whose body has promises to its rows.
 
-=============== ============================ ====================================================
+=============== ============================ =========================================
 order           goes to                      reply
-=============== ============================ ====================================================
-``Relay``       one expert worker of a node  the node's sum, with the number of workers in it
+=============== ============================ =========================================
+``Relay``       one expert worker of a node  the node's sum
 ``Hold``        its colleagues, as a note    none: the sum waits for ``Collect``
-``Reduce``      one expert worker of a node  the node's sum, with the number of workers in it
+``Reduce``      one expert worker of a node  the node's sum
 ``Collect``     a colleague                  the sum that it holds
 ``Measure``     an expert worker             a ``LinkCost``
 ``JoinRequest`` an attention worker          sums, or none, with a ``JoinReply``
-=============== ============================ ====================================================
-
-Tags and fields are those of earlier versions. Their ``attend`` is refused: then those choose by link
-costs, too.
+=============== ============================ =========================================
 """
 
 from dataclasses import replace
@@ -22,7 +19,6 @@ from typing import Annotated, Literal
 
 import msgspec
 import torch
-from torch import Tensor
 
 from moesaic.errors import FrameError
 from moesaic.experts.frames import FLOAT32_SUMS, PROMISED
@@ -64,7 +60,7 @@ class Measure(msgspec.Struct, frozen=True, tag="measure"):
     instances: list[int]
 
 
-class JoinRequest(msgspec.Struct, frozen=True, tag="offer"):
+class JoinRequest(msgspec.Struct, frozen=True, tag="join"):
     """Send these rows with yours.
 
     ``lane`` counts the batches of a step that are under way at once: those with the same number go
@@ -75,7 +71,7 @@ class JoinRequest(msgspec.Struct, frozen=True, tag="offer"):
     lane: Annotated[int, msgspec.Meta(ge=0, le=63)] = 0
 
 
-class JoinReply(msgspec.Struct, frozen=True, tag="verdict"):
+class JoinReply(msgspec.Struct, frozen=True, tag="advice"):
     """Advice for a worker's next rows.
 
     ``offer`` them again; or send them ``alone`` (in two phases, by itself) or ``direct`` for ``for_s``,
@@ -122,13 +118,3 @@ def plain(request: Frame) -> Frame:
     is_float32 = [rows.dtype for rows in request.tensors[:1]] == [torch.float32]
     flags = 0 if is_float32 else FLOAT32_SUMS
     return replace(request, kind=FrameKind.REQUEST, flags=flags, digest=0, body=b"")
-
-
-def sum_reply(request: Frame, sums: Tensor, digest: int, num_workers: int) -> Frame:
-    """Make the reply with the sum of so many workers; ``flags`` hold the number."""
-    return request.reply([sums], digest, flags=num_workers)
-
-
-def num_workers_in(reply: Frame) -> int:
-    """Read how many workers' sums a reply adds up; 0 where one worker answers for itself."""
-    return reply.flags

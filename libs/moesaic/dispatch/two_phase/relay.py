@@ -27,7 +27,6 @@ from moesaic.dispatch.two_phase.messages import (
     encode,
     order_of,
     plain,
-    sum_reply,
 )
 from moesaic.dispatch.two_phase.nodes import links_inside
 from moesaic.dispatch.two_phase.sending import RELAY_SHARE
@@ -194,4 +193,4 @@ def _sum_of(request: Frame, replies: dict[int, Frame]) -> Frame:
         raise ExpertUnavailable(request.layer, cause="the node's sums have other shapes")
     sums = partial_sum(request, add_up([from_wire(part) for part in parts], len(rows)))
     digest = next(iter(replies.values())).digest
-    return sum_reply(request, sums, digest, len(parts))
+    return request.reply([sums], digest)

@@ -9,7 +9,7 @@ from torch import Tensor
 from moesaic.dispatch.routed.sum_order import add_up
 from moesaic.dispatch.two_phase import metrics
 from moesaic.dispatch.two_phase.choice.costs import Way
-from moesaic.dispatch.two_phase.messages import Hold, Reduce, Relay, encode, num_workers_in
+from moesaic.dispatch.two_phase.messages import Hold, Reduce, Relay, encode
 from moesaic.dispatch.two_phase.nodes import Nodes, Reach
 from moesaic.errors import ExpertUnavailable, MoesaicError
 from moesaic.experts.wire_rows import from_wire, is_sum_of, to_wire
@@ -49,8 +49,6 @@ class Sender:
         """
         self._turn += 1
         step_id = os.urandom(16)  # rows of several steps may be in it
-        calls: list[tuple[Link, Frame]] = []
-        added_up: list[int] = []  # by call: workers whose sums the reply must hold, 0 for one
         rows = to_wire(hidden, self.wire)
 
         def frame(body: bytes = b"", kind: FrameKind = FrameKind.REQUEST) -> Frame:
@@ -64,9 +62,7 @@ class Sender:
                 body=body,
             )
 
-        for idx in nodes.own:
-            calls.append((reach.links[idx], frame()))
-            added_up.append(0)
+        calls = [(reach.links[idx], frame()) for idx in nodes.own]
         budget_s = RELAY_SHARE * deadline_s
         num_notes = 0
         for workers in nodes.others:
@@ -84,8 +80,7 @@ class Sender:
                         num_notes += 1
                 body = encode(Reduce(list(workers), ticket, budget_s))
             calls.append((reach.links[first], frame(body)))
-            added_up.append(len(workers) if body else 0)
-        replies = await self._replies(calls, added_up, rows, deadline_s)
+        replies = await self._replies(calls, rows, deadline_s)
         metrics.MESSAGES.labels("intra").inc(2 * len(nodes.own))
         metrics.MESSAGES.labels("inter").inc(2 * len(nodes.others) + num_notes)
         return _in_order(nodes, replies, len(hidden))
@@ -93,21 +88,17 @@ class Sender:
     async def _replies(
         self,
         calls: Sequence[tuple[Link, Frame]],
-        added_up: Sequence[int],
         rows: Tensor,
         deadline_s: float,
     ) -> list[Tensor]:
         replies: list[Frame] = []
         outcomes = await self._network.exchange(calls, deadline_s)
-        for (link, request), count, outcome in zip(calls, added_up, outcomes, strict=True):
-            layer = request.layer
+        for (link, request), outcome in zip(calls, outcomes, strict=True):
             if isinstance(outcome, MoesaicError):
                 raise outcome
             if not outcome.tensors or not is_sum_of(outcome.tensors[0], rows):
                 link.discard("reply has another shape")
-                raise ExpertUnavailable(layer, cause=f"{link.peer}: reply has another shape")
-            if num_workers_in(outcome) != count:  # it may be of a version that knows no orders
-                raise ExpertUnavailable(layer, cause=f"{link.peer} did not add up {count} sums")
+                raise ExpertUnavailable(request.layer, cause=f"{link.peer}: reply has another shape")
             replies.append(outcome)
         if len({reply.digest for reply in replies}) > 1:
             raise ExpertUnavailable(calls[0][1].layer, cause="its workers chose differently")
