@@ -40,7 +40,7 @@ def _measure(network: ShapedNetwork, model: Path, quick: bool) -> dict[str, Any]
     try:
         for rate in QUICK_RATES if quick else RATES:
             network.shape(rate)
-            found: dict[str, Any] = {"auto": _told(workers, {"wire": "auto"})}
+            found: dict[str, Any] = {}
             for rows in ROWS:
                 times: dict[str, list[float]] = {"own": [], "int8": []}
                 for _ in range(QUICK_TURNS if quick else TURNS):

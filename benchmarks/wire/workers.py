@@ -19,7 +19,6 @@ from torch import Tensor
 from benchmarks.two_phase.shaped_network import ShapedNetwork
 from benchmarks.two_phase.workers import CPU, FP32, TIMEOUT_S, die_with_parent, network_of
 from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
-from moesaic.dispatch.two_phase.wire_choice import WireChooser
 from moesaic.experts.host import ExpertHost
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.messages.wire import WireDtype
@@ -79,21 +78,12 @@ async def ask(address: str, model: Path, placement: Placement) -> None:
         await dispatchers[wire].reachable()
     while line := await asyncio.to_thread(sys.stdin.readline):
         order = json.loads(line)
-        if order["wire"] == "auto":
-            print(await _chosen(dispatchers["own"], config.hidden_size), flush=True)
-            continue
         random = torch.Generator().manual_seed(order["rows"])
         hidden = torch.randn(order["rows"], config.hidden_size, generator=random)
         taken_s = await _steps_s(
             dispatchers[order["wire"]], hidden, list(config.moe_layers), order["steps"]
         )
         print(taken_s, flush=True)
-
-
-async def _chosen(dispatcher: RoutedDispatcher, hidden_size: int) -> WireDtype | None:
-    """The form that ``--wire-dtype auto`` would choose now."""
-    chooser = WireChooser("attention", hidden_size, FP32, lambda: dispatcher.route_of(1), (), int)
-    return await chooser.look()
 
 
 async def _steps_s(

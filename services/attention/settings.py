@@ -7,7 +7,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from moesaic.addresses import is_everywhere, is_host_port
 from moesaic.messages.scheduling import BASELINES, ExpertScheduling
-from moesaic.messages.wire import WireSetting
+from moesaic.messages.wire import WireDtype
 from moesaic.settings import MaxModelLen, ModelSettings
 from moesaic.usage.flags import Unlisted
 
@@ -124,11 +124,10 @@ class AttentionSettings(ModelSettings):
         description="routed: the way of rows to expert workers on other nodes: direct, or brought together "
         "on the node first (reduce, relay); auto: whichever should be the fastest",
     )
-    wire_dtype: WireSetting = Field(
+    wire_dtype: WireDtype = Field(
         "own",
         description="routed: the form in which rows go to expert workers and sums come back: their own dtype, or "
-        "int8 with a scale for each row: fewer bytes, with an error; auto: int8 where links to other nodes are "
-        "measured to be slow",
+        "int8 with a scale for each row: fewer bytes, with an error",
     )
     expert_timeout_s: float = Field(
         2.0,

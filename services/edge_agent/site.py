@@ -191,7 +191,7 @@ async def open_site(worker: WorkerParts, settings: EdgeAgentSettings) -> Site:
         parts,
         config,
         worker.decoder.dtype,
-        wire="int8" if settings.wire_dtype == "int8" else "own",
+        wire=settings.wire_dtype,
         deterministic=settings.deterministic,
     )
     worker.process.parts.push_async_callback(lambda: thread.run(dispatcher.close()))

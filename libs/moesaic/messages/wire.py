@@ -3,6 +3,3 @@
 from typing import Literal
 
 WireDtype = Literal["own", "int8"]
-
-WireSetting = Literal["own", "int8", "auto"]
-"""``auto``: whichever makes rows wait less, by measured links."""

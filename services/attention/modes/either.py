@@ -17,7 +17,6 @@ from moesaic.services.attention.modes.assembly import (
 from moesaic.services.attention.modes.contract import Mode, OpenMode, WorkerParts
 from moesaic.services.attention.modes.expert_workers import link_expert_workers
 from moesaic.services.attention.modes.peers import follow_placement
-from moesaic.services.attention.modes.wire import choose_wire
 from moesaic.services.attention.settings import AttentionSettings
 
 
@@ -31,7 +30,6 @@ async def _open_either(plan: GatherPlan, worker: WorkerParts) -> Mode:
     network = await worker.open_network(PULL_LIMITS, mover)
     gathered = await with_experts(worker, plan, mover, network)
     _, routed = await link_expert_workers(worker)
-    await choose_wire(worker, routed)
     dispatcher = ChoosingDispatcher(
         routed, gathered.dispatcher, num_layers=len(worker.config.moe_layers)
     )

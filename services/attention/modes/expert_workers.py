@@ -22,7 +22,7 @@ async def link_expert_workers(worker: WorkerParts) -> tuple[OpenNetwork, RoutedD
         settings.expert_timeout_s,
         settings.expert_scheduling,
         deterministic=settings.deterministic,
-        wire="own" if settings.wire_dtype == "auto" else settings.wire_dtype,
+        wire=settings.wire_dtype,
         rung_of=LogicalExperts(worker.checkpoint, config).layer_rung,
         node=settings.node_name,
     )

@@ -7,7 +7,6 @@ from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
 from moesaic.dispatch.two_phase.dispatcher import TwoPhaseDispatcher
 from moesaic.services.attention.modes.contract import WorkerParts
 from moesaic.services.attention.modes.peers import follow_fleet
-from moesaic.services.attention.modes.wire import choose_wire
 from moesaic.transport.ucx.opening import OpenNetwork
 
 
@@ -21,7 +20,6 @@ async def join_node(worker: WorkerParts, network: OpenNetwork, dispatcher: Route
     # What is not summed up does not travel together, and an address of everywhere nobody could dial.
     alone = settings.exchange == "direct" or settings.deterministic
     if alone or is_everywhere(settings.data.advertised_host):
-        await choose_wire(worker, dispatcher)
         return ""
     two_phase = await thread.build(
         TwoPhaseDispatcher,
@@ -31,10 +29,9 @@ async def join_node(worker: WorkerParts, network: OpenNetwork, dispatcher: Route
         settings.exchange,
         settings.expert_timeout_s,
         dispatcher.route_of,
-        "own" if settings.wire_dtype == "auto" else settings.wire_dtype,
+        settings.wire_dtype,
     )
     await thread.build(dispatcher.use, two_phase)
-    await choose_wire(worker, dispatcher, two_phase.set_wire)
     address = await network.listen(settings.data_port, two_phase.answer)
 
     def tell(found: tuple[list[Endpoint], int]) -> None:

@@ -134,15 +134,6 @@ class NativeAsking:
         self._timeout_s, self._seq = timeout_s, NATIVE_SEQ
         self._asks: dict[Route, RouteAsks | None] = {}  # of the last route
 
-    @property
-    def num_sent(self) -> int:
-        """Requests that were sent without Python so far."""
-        return self._seq - NATIVE_SEQ
-
-    def set_wire(self, wire: WireDtype) -> None:
-        """Let rows and sums travel in this form from now on."""
-        self._wire, self._asks = wire, {}
-
     def patience_s(self, num_rows: int) -> float:
         """The longest wait for the replies to a batch."""
         return self._timeout_s * max(1.0, num_rows / ROWS_PER_TIMEOUT)

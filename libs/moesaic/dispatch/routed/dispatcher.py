@@ -98,7 +98,7 @@ class RoutedDispatcher:
         self._deterministic, self._wire = deterministic, wire
         self.native = NativeAsking(network, timeout_s, wire)
         self._routes = Routes(network, scheduling, stands_in=not deterministic)
-        self._seq, self._num_asked = itertools.count(1), 0
+        self._seq = itertools.count(1)
         self._carrier: RowCarrier | None = None
         self._notes, self.waits = DispatchNotes(), RouteTally(node)
 
@@ -129,11 +129,6 @@ class RoutedDispatcher:
         """Let ``carrier`` decide from now on how rows travel."""
         self._carrier = carrier
 
-    @property
-    def num_sent(self) -> int:
-        """A count that grows with every batch that is sent."""
-        return self._num_asked + self.native.num_sent
-
     async def link_peers(self, after_s: float) -> None:
         """Let handshakes that are under way go on, for a part of the time ``after_s`` since the last such pause.
 
@@ -143,11 +138,6 @@ class RoutedDispatcher:
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(LINKING_LEAST_S, LINKING_SHARE * after_s)):
                     await self._network.linked()
-
-    def set_wire(self, wire: WireDtype) -> None:
-        """Let rows and sums travel in this form from now on."""
-        self._wire = wire
-        self.native.set_wire(wire)
 
     def route_of(self, epoch: int) -> Route | None:
         """The route of an epoch, if steps that begin now would use it."""
@@ -334,7 +324,6 @@ class RoutedDispatcher:
             Replies in the order of ``Route.targets``.
         """
         route: Route = step.route
-        self._num_asked += 1
         ask = partial(layer_request, step.step_id, step.epoch, layer)
         more: dict[str, Any] = {"promised": promised, "unsummed": unsummed, "apart": apart}
         calls = [

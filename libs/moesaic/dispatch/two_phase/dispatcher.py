@@ -106,10 +106,6 @@ class TwoPhaseDispatcher:
         link = self._joining.lead()
         return link.peer if link is not None else None
 
-    def set_wire(self, wire: WireDtype) -> None:
-        """Let rows and sums travel in this form between nodes from now on."""
-        self._wire = self._sender.wire = wire
-
     def set_neighbours(self, neighbours: Sequence[Endpoint], attention_nodes: int = 1) -> None:
         """Learn of the others on this node that may join rows, and how many nodes have such workers."""
         self._chooser.senders = max(1, attention_nodes)

@@ -25,7 +25,7 @@ class Sender:
     """Asks expert nodes. Lives on the event loop of ``network``."""
 
     def __init__(self, network: Network, wire: WireDtype) -> None:
-        self._network, self.wire = network, wire
+        self._network, self._wire = network, wire
         self._seq, self._tickets, self._turn = itertools.count(FIRST_SEQ), itertools.count(1), 0
 
     async def send(
@@ -49,7 +49,7 @@ class Sender:
         """
         self._turn += 1
         step_id = os.urandom(16)  # rows of several steps may be in it
-        rows = to_wire(hidden, self.wire)
+        rows = to_wire(hidden, self._wire)
 
         def frame(body: bytes = b"", kind: FrameKind = FrameKind.REQUEST) -> Frame:
             return Frame(
@@ -98,7 +98,9 @@ class Sender:
                 raise outcome
             if not outcome.tensors or not is_sum_of(outcome.tensors[0], rows):
                 link.discard("reply has another shape")
-                raise ExpertUnavailable(request.layer, cause=f"{link.peer}: reply has another shape")
+                raise ExpertUnavailable(
+                    request.layer, cause=f"{link.peer}: reply has another shape"
+                )
             replies.append(outcome)
         if len({reply.digest for reply in replies}) > 1:
             raise ExpertUnavailable(calls[0][1].layer, cause="its workers chose differently")
