@@ -6,9 +6,7 @@ node they share memory, between nodes they have UCX over TCP. All attention work
 ``dispatch`` of a layer, from rows to their sums, gate and (small) experts included, on average over the
 layers of a step: the first one waits for neighbours.
 
-With every kind of link, ``auto`` first runs until links are measured; in every cell, short blocks of all
-ways then take turns.
-``benchmarks.two_phase.cells`` judges them.
+In every cell, short blocks of all ways take turns; ``benchmarks.two_phase.cells`` judges them.
 """
 
 import asyncio
@@ -19,14 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from benchmarks.two_phase.cells import WAYS, judged, shares
 from benchmarks.two_phase.fleet import NODES, SHAPE, TwoPhaseFleet, make_model, open_fleet
 from benchmarks.two_phase.shaped_network import NoNamespaces, shaped_network
 from moesaic.cli.terminal.console import say
 from moesaic.cli.terminal.outcome import CommandError, Exit
-from moesaic.dispatch.two_phase.choice.costs import LinkCosts, RoundShape, predict
 
 MODES = (*WAYS, "auto")
 REPETITIONS = 8
@@ -108,11 +103,10 @@ async def _measure(network: Any, model: Path, quick: bool) -> dict[str, Any]:
 async def _measure_link(
     fleet: TwoPhaseFleet, link: ShapedLink, batches: Sequence[int], repetitions: int
 ) -> dict[str, Any]:
-    found: dict[str, Any] = {"link_costs": await fleet.start_anew()}
+    await fleet.start_anew()
+    found: dict[str, Any] = {}
     for batch in batches:
-        cell = await _measure_cell(fleet, batch, repetitions)
-        predicted_ms = _predicted(batch, found["link_costs"])
-        found[f"{batch}_rows"] = cell | {"predicted_ms": predicted_ms}
+        cell = found[f"{batch}_rows"] = await _measure_cell(fleet, batch, repetitions)
         say(
             f"two-phase: {link.name}, {batch} rows: "
             + ", ".join(f"{mode} {cell[mode]['ms']:g}" for mode in MODES)
@@ -143,11 +137,3 @@ async def _measure_cell(fleet: TwoPhaseFleet, batch: int, repetitions: int) -> d
         cell[mode]["messages_between_nodes_per_layer"] = round(messages[mode] / layers[mode], 2)
     cell["auto"]["chosen_by_a_node"] = gone
     return cell
-
-
-def _predicted(batch: int, costs: dict[str, Any]) -> dict[str, float]:
-    """Predict milliseconds by link costs, for all of a node's rows at once."""
-    nbytes = batch // 2 * SHAPE.hidden_size * 4
-    shape = RoundShape(2, (2, 2), 0, nbytes, nbytes, senders=2)
-    predicted_s = predict(shape, msgspec.convert(costs, LinkCosts))
-    return {way: round(1e3 * seconds, 3) for way, seconds in predicted_s.items()}

@@ -54,8 +54,7 @@ class Block:
     layer_s: float  # on average
     layers: float  # of a worker, those that do not count for ``layer_s`` included
     messages: float  # between nodes, of all workers
-    gone: dict[str, float]  # exchanges of a node that ``auto`` chose, by way, trials left out
-    is_sure: bool  # whether links are measured
+    gone: dict[str, float]  # exchanges of a node, by way
 
 
 class TwoPhaseFleet:
@@ -91,30 +90,18 @@ class TwoPhaseFleet:
             name: sum(answer["counted"][name] for answer in answers)
             for name in answers[0]["counted"]
         }
-        gone = {way: counted[f"rounds {way} faster"] for way in WAYS}
+        gone = {way: counted[f"rounds {way}"] for way in WAYS}
         gone["direct"] /= 2  # each worker counts one, the others one for both workers of a node
         return Block(
             statistics.fmean(answer["layer_s"] for answer in answers),
             statistics.fmean(answer["layers"] for answer in answers),
             counted["inter_messages"],
             gone,
-            all(answer["is_sure"] for answer in answers),
         )
 
-    async def start_anew(self) -> dict[str, Any]:
-        """Forget everything, and run steps until every node is sure of link costs; return what one found."""
+    async def start_anew(self) -> None:
+        """Forget what exchanges take."""
         await self.tell("attention", do="fresh")
-        nodes = {node for node, (role, _) in NODES.items() if role == "attention"}
-        while True:
-            is_sure = (await self.run("auto", 1, 0.5, 0.0)).is_sure
-            found = [
-                await _ask(line, {"do": "costs"}) | {"node": hello["node"]}
-                for hello, line in zip(self.hellos, self._lines, strict=True)
-                if hello["role"] == "attention"
-            ]
-            known = [answer for answer in found if answer["costs"] is not None]
-            if is_sure and {answer["node"] for answer in known} == nodes:
-                return dict(known[0]["costs"])
 
     async def place(self, model: Path) -> None:
         """Give every expert to one worker, and tell the attention workers their neighbours."""
@@ -143,7 +130,6 @@ class TwoPhaseFleet:
         )
         wire = msgspec.to_builtins(placement)
         await self.tell("expert", do="place", placement=wire)
-        nodes = sum(role == "attention" for role, _ in NODES.values())
         for hello, line in zip(self.hellos, self._lines, strict=True):
             if hello["role"] == "attention":
                 near = [
@@ -151,8 +137,7 @@ class TwoPhaseFleet:
                     for other in self.hellos
                     if other["node"] == hello["node"] and other is not hello
                 ]
-                order = {"placement": wire, "neighbours": near, "attention_nodes": nodes}
-                await _ask(line, {"do": "place", **order})
+                await _ask(line, {"do": "place", "placement": wire, "neighbours": near})
 
 
 async def _ask(

@@ -25,10 +25,9 @@ from benchmarks.two_phase.shaped_network import ShapedNetwork
 from moesaic.dispatch.links import Endpoint
 from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
 from moesaic.dispatch.two_phase import metrics
-from moesaic.dispatch.two_phase.choice.chooser import Mode
-from moesaic.dispatch.two_phase.choice.costs import WAYS
 from moesaic.dispatch.two_phase.dispatcher import TwoPhaseDispatcher
 from moesaic.dispatch.two_phase.relay import ExpertRelay
+from moesaic.dispatch.two_phase.way import WAYS, Mode
 from moesaic.experts.host import ExpertHost
 from moesaic.messages.placement import Placement
 from moesaic.models.configuration.config import ModelConfig, load_config
@@ -86,17 +85,15 @@ class AttentionWorker:
     async def _answer(self, request: Frame) -> Frame:
         return await self.exchanges[self.mode].answer(request)
 
-    async def place(
-        self, placement: Placement, neighbours: list[Endpoint], attention_nodes: int
-    ) -> dict[str, Any]:
+    async def place(self, placement: Placement, neighbours: list[Endpoint]) -> dict[str, Any]:
         """Link to all expert workers."""
-        self.neighbours, self.attention_nodes = neighbours, attention_nodes
+        self.neighbours = neighbours
         self.dispatcher.set_placement(placement)
         await self.dispatcher.reachable()
         return {}
 
     async def fresh(self) -> dict[str, Any]:
-        """Exchange as if just started: nothing is known of links, nor of what exchanges take."""
+        """Exchange as if just started: nothing is known of what exchanges take."""
         for exchange in self.exchanges.values():
             await exchange.close()
         for mode in MODES:
@@ -108,17 +105,13 @@ class AttentionWorker:
                 TIMEOUT_S,
                 self.dispatcher.route_of,
             )
-            exchange.set_neighbours(self.neighbours, self.attention_nodes)
+            exchange.set_neighbours(self.neighbours)
         self._go("auto")
         return {}
 
     def _go(self, mode: str) -> None:
         self.mode = mode
         self.dispatcher.use(self.exchanges[mode])
-
-    async def costs(self) -> dict[str, Any]:
-        """Tell link costs, if this worker knows them: one whose rows another gathers need not."""
-        return {"costs": msgspec.to_builtins(self.exchanges["auto"].costs)}
 
     async def run(self, mode: str, rows: int, seconds: float, warm_share: float) -> dict[str, Any]:
         """Run steps in one way for some time; seconds of a layer, and what was counted meanwhile."""
@@ -134,7 +127,6 @@ class AttentionWorker:
             "layer_s": statistics.fmean(layers),
             "layers": sum(len(step) for _, step in steps),
             "counted": {name: after[name] - before[name] for name in after},
-            "is_sure": self.exchanges["auto"].is_sure,
         }
 
     async def _step(self, rows: int) -> list[float]:
@@ -158,8 +150,7 @@ def counted() -> dict[str, float]:
     """Read the counters of this process."""
     found = {f"{link}_messages": metrics.MESSAGES.labels(link) for link in ("inter", "intra")}
     for way in WAYS:
-        for why in ("told", "faster"):
-            found[f"rounds {way} {why}"] = metrics.ROUNDS.labels(way, why)
+        found[f"rounds {way}"] = metrics.ROUNDS.labels(way)
     return {name: float(counter._value.get()) for name, counter in found.items()}
 
 

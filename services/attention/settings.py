@@ -122,7 +122,7 @@ class AttentionSettings(ModelSettings):
     exchange: Literal["auto", "direct", "reduce", "relay"] = Field(
         "auto",
         description="routed: the way of rows to expert workers on other nodes: direct, or brought together "
-        "on the node first (reduce, relay); auto: whichever should be the fastest",
+        "on the node first (reduce, relay); auto: relay for many rows, else direct",
     )
     wire_dtype: WireDtype = Field(
         "own",

@@ -34,22 +34,15 @@ async def join_node(worker: WorkerParts, network: OpenNetwork, dispatcher: Route
     await thread.build(dispatcher.use, two_phase)
     address = await network.listen(settings.data_port, two_phase.answer)
 
-    def tell(found: tuple[list[Endpoint], int]) -> None:
-        two_phase.set_neighbours(*found)
-
-    await follow_fleet(worker, thread, _neighbours, tell, "neighbours")
+    await follow_fleet(worker, thread, _neighbours, two_phase.set_neighbours, "neighbours")
     return address
 
 
-def _neighbours(worker: WorkerParts, fleet: Fleet) -> tuple[list[Endpoint], int]:
-    """Find the attention workers that bring rows together for the same experts.
-
-    Returns:
-        Those of this node, and the number of nodes with any that take work.
-    """
+def _neighbours(worker: WorkerParts, fleet: Fleet) -> list[Endpoint]:
+    """Find the attention workers of this node that bring rows together for the same experts."""
     settings = worker.settings
-    records = [
-        record
+    return [
+        Endpoint(record.worker_id, record.generation, record.data_address)
         for record in fleet.workers.values()
         if record.role == "attention"
         and record.dispatch == "routed"
@@ -57,12 +50,6 @@ def _neighbours(worker: WorkerParts, fleet: Fleet) -> tuple[list[Endpoint], int]
         and not record.share
         and record.model_digest == worker.config.digest
         and record.state != "standby"  # it has no rows to bring
+        and record.node == settings.node_name
+        and record.worker_id != settings.worker_id
     ]
-    near = [
-        Endpoint(record.worker_id, record.generation, record.data_address)
-        for record in records
-        if record.node == settings.node_name and record.worker_id != settings.worker_id
-    ]
-    return near, len(
-        {settings.node_name, *(record.node for record in records if record.state == "ready")}
-    )

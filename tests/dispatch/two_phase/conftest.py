@@ -13,11 +13,11 @@ from torch import Tensor
 from moesaic.dispatch.links import Endpoint
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
-from moesaic.dispatch.two_phase.choice.chooser import Mode
 from moesaic.dispatch.two_phase.dispatcher import TwoPhaseDispatcher
 from moesaic.dispatch.two_phase.messages import JoinReply
 from moesaic.dispatch.two_phase.relay import ExpertRelay
 from moesaic.dispatch.two_phase.waiting import RoundWaits
+from moesaic.dispatch.two_phase.way import Mode
 from moesaic.experts.host import ExpertHost
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.messages.wire import WireDtype
@@ -207,11 +207,6 @@ class Lab:
             wanted = lead if lead != worker.contact.worker_id else None
             await until(lambda worker=worker, wanted=wanted: worker.two_phase.lead == wanted)
 
-    async def measured(self) -> None:
-        """Step until the first worker, which chooses the way, knows what links cost."""
-        while self.attention[0].two_phase.costs is None:
-            await asyncio.gather(*(self.step(n, 4) for n in range(len(self.attention))))
-
     async def parts(self, worker: int, rows: Sequence[int], seed: int = 0) -> list[list[Tensor]]:
         """One step of one attention worker, in micro-batches; what every layer gave, by part."""
         dispatcher = self.attention[worker].dispatcher
@@ -281,11 +276,11 @@ class Lab:
             ):
                 assert torch.equal(got, directly)
 
-    async def meet_up(self) -> None:
+    async def meet_up(self, rows: Sequence[int] = (4, 4)) -> None:
         """Step until the first two attention workers wait for each other."""
         waits = self.attention[0].two_phase.waits
         for _ in range(50):
-            await asyncio.gather(self.step(0, 4), self.step(1, 4))
+            await asyncio.gather(self.step(0, rows[0]), self.step(1, rows[1]))
             if waits.regulars(0) == {"attention-0", "attention-1"}:
                 return
         raise AssertionError(f"only {waits.regulars(0)} meet")

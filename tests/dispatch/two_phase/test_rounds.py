@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from moesaic.dispatch.routed.route import Route
 from moesaic.dispatch.two_phase import waiting
 from moesaic.dispatch.two_phase.rounds import Contribution, Rounds
 from moesaic.dispatch.two_phase.waiting import RoundWaits
@@ -19,15 +20,8 @@ from tests.dispatch.two_phase.conftest import await_at_first_layers
 PLACEMENT = Placement(epoch=1, model_digest="", num_experts=1, workers=[], layers=[0, 1], slots=[])
 
 
-@dataclass
-class Reach:
-    placement: Placement = PLACEMENT
-    live: tuple[int, ...] = (0,)
-    links: dict[int, Any] = field(default_factory=dict)
-    targets: dict[int, tuple[int, ...]] = field(default_factory=lambda: {0: (0,), 1: (0,)})
-
-    def basis_of(self, layer: int) -> torch.Tensor:
-        return torch.tensor([self.live])
+def route(live: tuple[int, ...] = (0,), layers: Sequence[int] = (0, 1)) -> Route:
+    return Route(PLACEMENT, live, {}, dict.fromkeys(layers, (0,)), {}, {}, {})
 
 
 @dataclass
@@ -46,9 +40,9 @@ class Sends:
 
 
 def offer(
-    worker_id: str, value: float, rows: int = 2, reach: Any = None, lane: int = 0
+    worker_id: str, value: float, rows: int = 2, at: Route | None = None, lane: int = 0
 ) -> Contribution:
-    return Contribution(worker_id, torch.full((rows, 4), value), reach or Reach(), lane)
+    return Contribution(worker_id, torch.full((rows, 4), value), at or route(), lane)
 
 
 async def together(made: Rounds, layer: int = 0) -> None:
@@ -106,16 +100,14 @@ async def test_who_stays_away_is_waited_for_once() -> None:
 async def test_who_is_a_layer_ahead_is_not_waited_for() -> None:
     sends = Sends()
     made = Rounds(sends, 100)
-    reach = Reach(targets={0: (0,), 1: (0,), 2: (0,)})
+    at = route(layers=(0, 1, 2))
     await_at_first_layers(made.waits, "ab")
-    await asyncio.gather(
-        made.join(0, offer("a", 1.0, reach=reach)), made.join(0, offer("b", 1.0, reach=reach))
-    )
-    behind = asyncio.ensure_future(made.join(1, offer("a", 1.0, reach=reach)))
-    ahead = asyncio.ensure_future(made.join(2, offer("b", 1.0, reach=reach)))
+    await asyncio.gather(made.join(0, offer("a", 1.0, at=at)), made.join(0, offer("b", 1.0, at=at)))
+    behind = asyncio.ensure_future(made.join(1, offer("a", 1.0, at=at)))
+    ahead = asyncio.ensure_future(made.join(2, offer("b", 1.0, at=at)))
 
     await behind
-    await asyncio.gather(made.join(2, offer("a", 1.0, reach=reach)), ahead)  # a has caught up
+    await asyncio.gather(made.join(2, offer("a", 1.0, at=at)), ahead)  # a has caught up
 
     assert sends.rounds[1:] == [(1, ["a"]), (2, ["a", "b"])]
 
@@ -142,7 +134,7 @@ async def test_rows_for_other_experts_or_too_many_go_in_rounds_of_their_own() ->
     joins = [
         made.join(0, offer("a", 1.0, rows=3)),
         made.join(0, offer("b", 1.0, rows=3)),
-        made.join(0, offer("c", 1.0, rows=1, reach=Reach(live=(0, 1)))),
+        made.join(0, offer("c", 1.0, rows=1, at=route(live=(0, 1)))),
     ]
     asking = [asyncio.ensure_future(join) for join in joins]
     await asyncio.sleep(0)

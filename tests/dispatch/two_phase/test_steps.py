@@ -1,7 +1,8 @@
 """A worker's rows go with those of others from the beginning of a step, or not at all in that step."""
 
 from moesaic.dispatch.two_phase.messages import JoinReply
-from moesaic.dispatch.two_phase.steps import Steps
+from moesaic.dispatch.two_phase.steps import RecentJoins, Steps
+from moesaic.dispatch.two_phase.way import MANY_ROWS
 
 
 def test_batches_of_a_step_are_counted_layer_by_layer() -> None:
@@ -14,25 +15,44 @@ def test_batches_of_a_step_are_counted_layer_by_layer() -> None:
 
 def test_a_batch_that_has_gone_directly_does_so_to_the_end_of_its_step() -> None:
     steps = Steps()
-    steps.begin(0, 10.0)
+    steps.begin(0, 1, 10.0)
     assert steps.may_meet(0, 10.0)
 
     steps.go_directly(0)
 
     assert not steps.may_meet(0, 10.1)
     assert steps.may_meet(1, 10.1)
-    steps.begin(0, 10.2)
+    steps.begin(0, 1, 10.2)
     assert steps.may_meet(0, 10.2)
 
 
-def test_who_is_told_to_go_directly_does_for_so_long() -> None:
+def test_steps_of_few_rows_begin_directly_for_as_long_as_they_are_told() -> None:
     steps = Steps()
 
     steps.heed(JoinReply("direct", 0.5), lane=0, now_s=10.0)
 
-    assert not steps.may_meet(0, 10.4)
-    assert not steps.may_meet(1, 10.4)
-    assert steps.may_meet(0, 10.5)
+    assert steps.may_meet(0, 10.4)  # to the end of the step that has begun
+    for lane, rows, now_s, meets in [
+        (0, 1, 10.4, False),
+        (1, 1, 10.4, False),
+        (1, MANY_ROWS, 10.4, True),
+        (0, 1, 10.5, True),
+    ]:
+        steps.begin(lane, rows, now_s)
+        assert steps.may_meet(lane, now_s) is meets
+
+
+def test_after_a_failure_all_rows_go_directly_at_once() -> None:
+    steps = Steps()
+    steps.begin(0, MANY_ROWS, 10.0)
+
+    steps.direct_until_s = 10.5
+
+    assert not steps.may_meet(0, 10.1)
+    steps.begin(0, MANY_ROWS, 10.2)
+    assert not steps.may_meet(0, 10.6)
+    steps.begin(0, MANY_ROWS, 10.6)
+    assert steps.may_meet(0, 10.6)
 
 
 def test_who_was_alone_offers_again_at_a_first_layer_when_its_time_is_over() -> None:
@@ -48,22 +68,20 @@ def test_who_was_alone_offers_again_at_a_first_layer_when_its_time_is_over() -> 
     assert not steps.is_alone(0, first=False, now_s=10.7)
 
 
-def test_to_be_alone_by_chance_is_no_reason_to_choose_a_way() -> None:
-    steps = Steps()
-    assert not steps.has_missed(0, 10.0)
-
-    steps.heed(JoinReply("alone", 0.0), lane=0, now_s=10.0)
-    steps.heed(JoinReply("alone", 0.5), lane=1, now_s=10.0)
-
-    assert steps.has_missed(0, 10.0)
-    assert not steps.has_missed(1, 10.0)
-
-
 def test_who_begins_no_steps_is_idle() -> None:
     steps = Steps()
     assert steps.is_idle(10.0)
 
-    steps.begin(0, 10.0)
+    steps.begin(0, 1, 10.0)
 
     assert not steps.is_idle(10.5)
     assert steps.is_idle(20.0)
+
+
+def test_rows_that_neighbours_offered_lately_count_lane_by_lane() -> None:
+    recent = RecentJoins()
+    for worker_id, lane, rows, now_s in [("b", 0, 3, 10.0), ("b", 1, 5, 13.0), ("c", 0, 7, 13.0)]:
+        recent.note(worker_id, lane, rows, now_s)
+
+    assert [recent.rows(0, 13.0), recent.rows(1, 13.0)] == [10, 5]
+    assert recent.rows(0, 15.0) == 7

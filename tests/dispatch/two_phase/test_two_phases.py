@@ -11,8 +11,8 @@ import torch
 from msgspec.structs import replace
 
 from moesaic.dispatch.two_phase import metrics
-from moesaic.dispatch.two_phase.choice.costs import WAYS
 from moesaic.dispatch.two_phase.messages import Relay, encode
+from moesaic.dispatch.two_phase.way import MANY_ROWS, WAYS
 from moesaic.errors import InvalidInput, MoesaicError
 from moesaic.transport.frame import Frame, FrameKind
 from tests.dispatch import dispatcher_contract as contract
@@ -206,35 +206,75 @@ async def test_a_relay_asks_nobody_on_another_node(open_lab: Any) -> None:
                 await lab.experts[0].relay.answer(request)
 
 
-async def test_auto_measures_links_and_goes_the_way_that_they_say(open_lab: Any) -> None:
-    async with open_lab("tcp", ["a", "a"], ["x", "x"], "auto") as lab:
-        await lab.check([4, 4])
-        await lab.measured()
-        before = {way: value_of(metrics.ROUNDS, way, "faster") for way in WAYS}
-
-        for seed in range(8):
-            await lab.check([4, 4], seed)
-
-        assert lab.attention[0].two_phase.costs.inter.bytes_per_s > 0
-        assert any(value_of(metrics.ROUNDS, way, "faster") > before[way] for way in WAYS)
-
-
-async def test_a_lead_that_does_not_know_yet_what_links_cost_takes_rows(open_lab: Any) -> None:
+async def test_auto_sends_few_rows_of_a_node_directly(open_lab: Any) -> None:
     async with open_lab("inprocess", ["a", "a"], ["x", "x"], "auto") as lab:
-        told = value_of(metrics.ROUNDS, "relay", "faster")
-        failed = value_of(metrics.FALLBACKS, "internal_error")
+        before = {way: value_of(metrics.ROUNDS, way) for way in WAYS}
 
-        await lab.step(1, 4)
+        for seed in range(3):
+            await lab.check([7, 8], seed)
 
-        assert value_of(metrics.ROUNDS, "relay", "faster") > told
-        assert value_of(metrics.FALLBACKS, "internal_error") == failed
+        gone = {way for way in WAYS if value_of(metrics.ROUNDS, way) > before[way]}
+        assert gone == {"direct"}
+
+
+async def test_auto_brings_together_rows_that_are_many_only_together(
+    open_lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moesaic.dispatch.two_phase.dispatcher._FEW_S", 0.0)
+    monkeypatch.setattr("moesaic.dispatch.two_phase.steps._LATELY_S", 3600.0)
+    async with open_lab("inprocess", ["a", "a"], ["x", "x"], "auto") as lab:
+        failed = value_of(metrics.FALLBACKS, "not_ready")
+        await lab.meet_up([8, 8])
+        before = value_of(metrics.ROUNDS, "direct")
+
+        await lab.check([8, 8])
+
+        assert value_of(metrics.ROUNDS, "direct") == before
+        # A lead that waits for rows of its own, sent directly, reaches the same workers.
+        assert value_of(metrics.FALLBACKS, "not_ready") == failed
+
+
+async def test_a_worker_with_many_rows_is_relayed_though_its_lead_has_few(open_lab: Any) -> None:
+    async with open_lab("inprocess", ["a", "a"], ["x", "x"], "auto") as lab:
+        await lab.check([4, 4])
+        assert lab.attention[0].two_phase.steps.few_until_s > 0
+        before = value_of(metrics.ROUNDS, "relay")
+
+        await lab.check([4, MANY_ROWS])
+
+        assert value_of(metrics.ROUNDS, "relay") == before + len(lab.config.moe_layers)
+
+
+async def test_a_step_goes_the_way_of_its_first_layer_to_its_end(open_lab: Any) -> None:
+    """Of prompts only the last rows are in the last layer, and next steps should not think that they are few."""
+    async with open_lab("inprocess", ["a"], ["x", "x"], "auto") as lab:
+        dispatcher, before = lab.attention[0].dispatcher, value_of(metrics.ROUNDS, "relay")
+        step = dispatcher.begin_step()
+
+        for layer, rows in [(0, MANY_ROWS), (1, MANY_ROWS), (2, 1)]:
+            await dispatcher.dispatch(step, layer, lab.rows(rows, 0, layer))
+
+        assert value_of(metrics.ROUNDS, "relay") == before + 3
+        assert lab.attention[0].two_phase.steps.few_until_s == 0.0
+        dispatcher.end_step(step)
+
+
+async def test_a_lead_without_rows_of_its_own_relays_those_of_others(open_lab: Any) -> None:
+    async with open_lab("inprocess", ["a", "a"], ["x", "x"], "auto") as lab:
+        before = value_of(metrics.ROUNDS, "relay")
+
+        await lab.step(1, MANY_ROWS)
+
+        assert value_of(metrics.ROUNDS, "relay") == before + len(lab.config.moe_layers)
 
 
 async def test_one_node_alone_is_never_asked_in_two_phases(open_lab: Any) -> None:
     async with open_lab("inprocess", ["a", "a"], ["a", "a"], "auto") as lab:
-        await lab.check([4, 4])
+        before = value_of(metrics.ROUNDS, "relay")
 
-        assert lab.attention[0].two_phase.is_sure
+        await lab.check([MANY_ROWS, MANY_ROWS])
+
+        assert value_of(metrics.ROUNDS, "relay") == before
 
 
 def test_a_placement_of_before_reads_as_nodes_of_their_own() -> None:
@@ -257,11 +297,11 @@ async def test_who_went_directly_in_a_step_is_not_offered_in_the_middle_of_it(
         step, rows = second.dispatcher.begin_step(), lab.rows(4, 1, 0)
         await second.dispatcher.dispatch(step, 0, rows)
         second.two_phase.steps.direct_until_s = 0.0
-        two_phases = value_of(metrics.ROUNDS, "relay", "told")
+        two_phases = value_of(metrics.ROUNDS, "relay")
 
         await second.dispatcher.dispatch(step, 1, rows)
 
-        assert value_of(metrics.ROUNDS, "relay", "told") == two_phases
+        assert value_of(metrics.ROUNDS, "relay") == two_phases
         second.dispatcher.end_step(step)
         await lab.meet_up()
 

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from moesaic.dispatch.links import Endpoint
+from moesaic.dispatch.routed.route import Route
 from moesaic.dispatch.two_phase import metrics
 from moesaic.dispatch.two_phase.messages import JoinReply, JoinRequest, encode, order_of
-from moesaic.dispatch.two_phase.nodes import Reach, links_inside
+from moesaic.dispatch.two_phase.nodes import links_inside
 from moesaic.dispatch.two_phase.rounds import Contribution
 from moesaic.dispatch.two_phase.trips import TripTimes
 from moesaic.errors import FrameError, InvalidInput, MoesaicError, NotReady, StaleEpoch
@@ -52,10 +53,6 @@ class Joining:
         """Learn of the others on this node; links to anybody else end."""
         self._neighbours = sorted(neighbours)
         self._links.keep(self._neighbours)
-
-    async def reach(self, neighbour: Endpoint, deadline_s: float) -> Link:
-        """Get a link to a neighbour; raises ``PeerLost`` if there is none in time."""
-        return await self._links.reach(neighbour, deadline_s)
 
     def lead(self) -> Link | None:
         """Find the lead: the worker that brings the node's rows together.
@@ -148,7 +145,7 @@ class Joining:
 
 
 def joining_rows(
-    request: Frame, reach_of: Callable[[int], Reach | None]
+    request: Frame, route_of: Callable[[int], Route | None]
 ) -> tuple[JoinRequest, Contribution]:
     """Read the rows that another worker joins to ours.
 
@@ -160,14 +157,15 @@ def joining_rows(
     order = order_of(request)
     if not isinstance(order, JoinRequest) or len(request.tensors) != 2:
         raise InvalidInput("frame.body", "must join rows")
-    reach = reach_of(request.epoch)
-    if reach is None:
+    route = route_of(request.epoch)
+    if route is None:
         raise StaleEpoch(request.epoch, 0)
     hidden, basis = request.tensors
-    known = request.layer in reach.targets
-    if not (known and torch.equal(basis, reach.basis_of(request.layer))):
+    # Without the batches under way, which differ from worker to worker.
+    known = request.layer in route.targets
+    if not (known and torch.equal(basis, route.encoded[request.layer])):
         raise NotReady("this worker reaches other expert workers")
-    return order, Contribution(order.worker_id, hidden, reach, order.lane)
+    return order, Contribution(order.worker_id, hidden, route, order.lane)
 
 
 def join_reply(request: Frame, advice: JoinReply, sums: Tensor | None = None) -> Frame:

@@ -9,7 +9,6 @@ order           goes to                      reply
 ``Hold``        its colleagues, as a note    none: the sum waits for ``Collect``
 ``Reduce``      one expert worker of a node  the node's sum
 ``Collect``     a colleague                  the sum that it holds
-``Measure``     an expert worker             a ``LinkCost``
 ``JoinRequest`` an attention worker          sums, or none, with a ``JoinReply``
 =============== ============================ =========================================
 """
@@ -54,12 +53,6 @@ class Collect(msgspec.Struct, frozen=True, tag="collect"):
     budget_s: float
 
 
-class Measure(msgspec.Struct, frozen=True, tag="measure"):
-    """Measure the links to ``instances`` inside your node."""
-
-    instances: list[int]
-
-
 class JoinRequest(msgspec.Struct, frozen=True, tag="join"):
     """Send these rows with yours.
 
@@ -82,7 +75,7 @@ class JoinReply(msgspec.Struct, frozen=True, tag="advice"):
     for_s: float = 0.0
 
 
-Order = Relay | Hold | Reduce | Collect | Measure | JoinRequest | JoinReply
+Order = Relay | Hold | Reduce | Collect | JoinRequest | JoinReply
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)

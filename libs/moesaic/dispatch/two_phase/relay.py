@@ -10,18 +10,14 @@ import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
-import msgspec
 from torch import Tensor
 
 from moesaic.dispatch.links import Endpoint
 from moesaic.dispatch.routed.sum_order import add_up
-from moesaic.dispatch.two_phase.choice.costs import slowest
 from moesaic.dispatch.two_phase.held_sums import HeldSums, Ticket
-from moesaic.dispatch.two_phase.measure import FAR_S, measure_link
 from moesaic.dispatch.two_phase.messages import (
     Collect,
     Hold,
-    Measure,
     Reduce,
     Relay,
     encode,
@@ -86,8 +82,6 @@ class ExpertRelay:
             return self._hold(request, order)
         if isinstance(order, Collect):
             return self._collect(request, order)
-        if isinstance(order, Measure):
-            return self._measure(request, order)
         raise InvalidInput("frame.body", "is no order for an expert worker")
 
     def follow(self, placement: Placement | None) -> None:
@@ -145,15 +139,6 @@ class ExpertRelay:
         if found is None:
             raise ExpertUnavailable(request.layer, cause=f"no rows came to {self._worker_id}")
         return request.reply(found.tensors, found.digest)
-
-    async def _measure(self, request: Frame, order: Measure) -> Frame:
-        links = await self._colleagues(request, order.instances, FAR_S / 2)
-        if not links:
-            raise InvalidInput("frame.body", "must name a colleague")
-        reply = request.reply([], 0)
-        found = [await measure_link(link) for link in links.values()]
-        reply.body = msgspec.msgpack.encode(slowest(found))
-        return reply
 
     async def _colleagues(
         self, request: Frame, instances: Sequence[int], deadline_s: float

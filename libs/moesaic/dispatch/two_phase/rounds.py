@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 import structlog
 from torch import Tensor
 
-from moesaic.dispatch.two_phase.choice.chooser import RoundChoice
-from moesaic.dispatch.two_phase.nodes import Reach
+from moesaic.dispatch.routed.route import Route
 from moesaic.dispatch.two_phase.waiting import RoundWaits
 from moesaic.errors import MoesaicError, NotReady
 
@@ -26,10 +25,9 @@ class Contribution:
 
     worker_id: str
     hidden: Tensor  # [n, H]
-    reach: Reach
+    route: Route
     lane: int = 0
     members: int = 0  # workers in its round, once that has left
-    choice: RoundChoice | None = None  # the way it went
     sums: "asyncio.Future[Tensor | None]" = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -93,7 +91,7 @@ class Rounds:
             MoesaicError: the whole round failed.
         """
         key, worker_id, lane = _key(layer, contribution), contribution.worker_id, contribution.lane
-        layers, loop = contribution.reach.targets, asyncio.get_running_loop()
+        layers, loop = contribution.route.targets, asyncio.get_running_loop()
         first, last = layer == min(layers), layer == max(layers)
         round_ = self._open.get(key)
         if round_ is not None and round_.rows + len(contribution.hidden) > self._max_rows:
@@ -176,6 +174,6 @@ class Rounds:
 
 
 def _key(layer: int, contribution: Contribution) -> Hashable:
-    hidden, reach = contribution.hidden, contribution.reach
-    epoch, live = reach.placement.epoch, tuple(reach.live)
+    hidden, route = contribution.hidden, contribution.route
+    epoch, live = route.placement.epoch, tuple(route.live)
     return layer, contribution.lane, epoch, live, hidden.shape[1], hidden.dtype

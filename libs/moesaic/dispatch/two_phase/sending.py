@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from moesaic.dispatch.routed.route import Route
 from moesaic.dispatch.routed.sum_order import add_up
 from moesaic.dispatch.two_phase import metrics
-from moesaic.dispatch.two_phase.choice.costs import Way
 from moesaic.dispatch.two_phase.messages import Hold, Reduce, Relay, encode
-from moesaic.dispatch.two_phase.nodes import Nodes, Reach
+from moesaic.dispatch.two_phase.nodes import Nodes
+from moesaic.dispatch.two_phase.way import Way
 from moesaic.errors import ExpertUnavailable, MoesaicError
 from moesaic.experts.wire_rows import from_wire, is_sum_of, to_wire
 from moesaic.messages.wire import WireDtype
@@ -31,7 +32,7 @@ class Sender:
     async def send(
         self,
         way: Way,
-        reach: Reach,
+        route: Route,
         layer: int,
         nodes: Nodes,
         hidden: Tensor,
@@ -55,14 +56,14 @@ class Sender:
             return Frame(
                 kind=kind,
                 request_id=step_id,
-                epoch=reach.placement.epoch,
+                epoch=route.placement.epoch,
                 layer=layer,
                 seq=next(self._seq),
-                tensors=[rows, reach.basis_of(layer)],
+                tensors=[rows, route.basis_of(layer)],
                 body=body,
             )
 
-        calls = [(reach.links[idx], frame()) for idx in nodes.own]
+        calls = [(route.links[idx], frame()) for idx in nodes.own]
         budget_s = RELAY_SHARE * deadline_s
         num_notes = 0
         for workers in nodes.others:
@@ -76,10 +77,10 @@ class Sender:
                 note = encode(Hold(ticket, deadline_s))
                 for idx in workers:
                     if idx != first:
-                        reach.links[idx].post(frame(note, FrameKind.NOTE))
+                        route.links[idx].post(frame(note, FrameKind.NOTE))
                         num_notes += 1
                 body = encode(Reduce(list(workers), ticket, budget_s))
-            calls.append((reach.links[first], frame(body)))
+            calls.append((route.links[first], frame(body)))
         replies = await self._replies(calls, rows, deadline_s)
         metrics.MESSAGES.labels("intra").inc(2 * len(nodes.own))
         metrics.MESSAGES.labels("inter").inc(2 * len(nodes.others) + num_notes)

@@ -3,16 +3,18 @@
 from collections import Counter
 
 from moesaic.dispatch.two_phase.messages import JoinReply
+from moesaic.dispatch.two_phase.way import MANY_ROWS
 
 _IDLE_S = 1.0  # without a step; then there is no work
-_LATELY_S = 4.0  # a neighbour that goes directly still offers rows more often
+_LATELY_S = 4.0  # a neighbour with few rows still offers them more often
 
 
 class Steps:
     """Steps of one attention worker. The batches of a step are told apart by their lane: 0, 1, ..."""
 
     def __init__(self) -> None:
-        self.direct_until_s = 0.0  # until then, two phases are not considered
+        self.direct_until_s = 0.0  # until then all rows go directly: something failed
+        self.few_until_s = 0.0  # until then, unless this worker alone has many
         self._step_id, self._lanes = b"", Counter[int]()  # batches of a step by layer, until now
         self._began_s = float("-inf")  # the last step
         self._apart: set[int] = set()  # lanes that have gone directly in this step
@@ -26,14 +28,23 @@ class Steps:
         self._lanes[layer] += 1
         return self._lanes[layer] - 1 if step_id else 0
 
-    def begin(self, lane: int, now_s: float) -> None:
+    def begin(self, lane: int, rows: int, now_s: float) -> None:
         """Note that a batch is at the first layer of its step: there it can meet others again."""
         self._began_s = now_s
         self._apart.discard(lane)
+        if self.directly_for_s(rows, now_s):
+            self._apart.add(lane)
 
     def go_directly(self, lane: int) -> None:
         """Send this batch directly, to the end of the step: others are elsewhere by now."""
         self._apart.add(lane)
+
+    def directly_for_s(self, rows: int, now_s: float) -> float:
+        """Seconds in which steps of so many rows begin directly; 0: they may go in two phases."""
+        until_s = self.direct_until_s
+        if rows < MANY_ROWS:
+            until_s = max(until_s, self.few_until_s)
+        return max(0.0, until_s - now_s)
 
     def may_meet(self, lane: int, now_s: float) -> bool:
         """Tell if this batch may go in two phases."""
@@ -43,10 +54,6 @@ class Steps:
         """Tell if nothing is to be offered, for nobody joined: for some time, and then to the step's end."""
         until_s = self._alone_until_s.get(lane)
         return until_s is not None and (now_s < until_s or not first)
-
-    def has_missed(self, lane: int, now_s: float) -> bool:
-        """Tell if this batch is alone by chance, and only to the step's end."""
-        return self._alone_until_s.get(lane, now_s + 1.0) <= now_s
 
     def is_idle(self, now_s: float) -> bool:
         """Tell if this worker has no work."""
@@ -58,7 +65,7 @@ class Steps:
         if advice.next == "alone":
             self._alone_until_s[lane] = now_s + advice.for_s
         elif advice.next == "direct":
-            self.direct_until_s = now_s + advice.for_s
+            self.few_until_s = now_s + advice.for_s
 
 
 class RecentJoins:
@@ -71,8 +78,7 @@ class RecentJoins:
         """Note that a neighbour has offered so many rows."""
         self._seen[worker_id, lane] = rows, now_s
 
-    def at(self, lane: int, own_rows: int, now_s: float) -> tuple[int, int]:
-        """Count workers in a round, and its rows, with ``own_rows`` of this worker's own."""
+    def rows(self, lane: int, now_s: float) -> int:
+        """Count the rows that neighbours would bring."""
         self._seen = {k: v for k, v in self._seen.items() if v[1] > now_s - _LATELY_S}
-        found = [rows for (_, at), (rows, _) in self._seen.items() if at == lane]
-        return 1 + len(found), own_rows + sum(found)
+        return sum(rows for (_, at), (rows, _) in self._seen.items() if at == lane)

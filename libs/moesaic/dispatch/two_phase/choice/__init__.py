@@ -1,1 +1,0 @@
-"""Which way should a round go, by what links cost? (pure)"""
