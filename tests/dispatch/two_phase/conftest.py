@@ -340,4 +340,4 @@ def await_at_first_layers(waits: RoundWaits, workers: Iterable[str], lane: int =
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lead is waited for as long as a busy machine may need."""
     for name in ("_UNKNOWN_S", "_FIRST_S", "_LEAST_S"):
-        monkeypatch.setattr(f"moesaic.dispatch.two_phase.trips.{name}", 60.0)
+        monkeypatch.setattr(f"moesaic.dispatch.two_phase.joining.{name}", 60.0)
