@@ -1,6 +1,5 @@
 """What links to other nodes cost is measured beside steps, for the performance model."""
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -17,43 +16,27 @@ def test_the_best_of_several_measurements_counts_and_the_slowest_of_several_link
     assert slowest([best(near), best(far)]) == LinkTimes(3, 4, 80)
 
 
-async def test_a_link_is_measured_by_lone_messages_bursts_and_bytes() -> None:
-    """A burst takes longer than a lone message, and bytes come on top."""
-
-    class Link:
-        under_way = 0
-
-        async def probe(self, num_bytes: int, deadline_s: float) -> float:
-            Link.under_way += 1
-            await asyncio.sleep(0)
-            seconds = 0.002 * Link.under_way + 1e-6 * num_bytes
-            Link.under_way -= 1
-            return seconds
-
-    found = await pings.measure_link(Link())  # type: ignore[arg-type]
-
-    assert found.alone_s == pytest.approx(0.001)
-    assert found.burst_s > 0
-    assert found.byte_s == pytest.approx(1e-6)
-
-
 async def test_steps_teach_the_performance_model_what_a_link_costs(
     open_lab: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def measured(link: Any) -> LinkTimes:
+        links.append(link)
         return LinkTimes(0.003, 0.003 + 0.001 * (BURST - 1), 1e-8)
 
+    links = list[Any]()
     monkeypatch.setattr(pings, "measure_link", measured)
     monkeypatch.setattr(pings, "_PAUSE_S", 0.01)
     async with open_lab("inprocess", ["a", "a"], ["x", "x", "y"], "auto") as lab:
-        first, second = (worker.two_phase.pings for worker in lab.attention)
-        while first.num_found < MEASUREMENTS:
+        first, second = (worker.two_phase for worker in lab.attention)
+        while not first.book.sums():
             await lab.check([4, 4])
 
         assert set(lab.attention[0].dispatcher.costs.sums()) == {"link.inter"}
         link = first.book.fit("link.inter").cost()
         assert link.seconds(1, 2, 1000) == pytest.approx(0.003 + 0.001 + 1e-5, rel=0.01)
-        assert second.num_found == 0  # its lead measures for the node
+        assert not second.book.sums()  # its lead measures for the node
+        route = lab.attention[0].dispatcher.route_of(1)
+        assert links[:2] == [route.links[0], route.links[2]]  # one to each node
 
 
 async def test_links_are_measured_again_after_a_failure_of_any_kind(
@@ -73,7 +56,7 @@ async def test_links_are_measured_again_after_a_failure_of_any_kind(
     monkeypatch.setattr(pings, "_RETRY_S", (0.01, 0.01))
     monkeypatch.setattr(pings, "_PAUSE_S", 0.01)
     async with open_lab("inprocess", ["a"], ["x", "x"], "auto") as lab:
-        while not lab.attention[0].two_phase.pings.num_found:
+        while not lab.attention[0].two_phase.book.sums():
             await lab.check([4])
 
         assert len(tried) >= 2
@@ -82,10 +65,16 @@ async def test_links_are_measured_again_after_a_failure_of_any_kind(
 async def test_links_are_not_measured_again_for_another_placement_of_the_same_workers(
     open_lab: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    measured: list[Any] = []
+
+    async def at_once(link: Any) -> LinkTimes:
+        measured.append(link)
+        return LinkTimes(1e-3, 1e-3, 1e-8)
+
+    monkeypatch.setattr(pings, "measure_link", at_once)
     monkeypatch.setattr(pings, "_PAUSE_S", 0.01)
     async with open_lab("inprocess", ["a", "a"], ["x", "x"], "auto") as lab:
-        first = lab.attention[0].two_phase.pings
-        while first.num_found < MEASUREMENTS:
+        while len(measured) < MEASUREMENTS:
             await lab.check([4, 4])
 
         lab.place(epoch=2)
@@ -93,10 +82,10 @@ async def test_links_are_not_measured_again_for_another_placement_of_the_same_wo
         await lab.check([4, 4])
 
         assert lab.attention[0].dispatcher.epoch == 2
-        assert first.num_found == MEASUREMENTS
+        assert len(measured) == MEASUREMENTS
         await lab.add_expert(2)
         lab.expert_nodes = [*lab.expert_nodes, "y"]
         lab.place(epoch=3)
-        while first.num_found == MEASUREMENTS:
+        while len(measured) == MEASUREMENTS:
             await lab.check([4, 4])
         assert lab.attention[0].dispatcher.epoch == 3

@@ -4,6 +4,9 @@ Each worker has its share of every layer's experts and its own requests. At ever
 send each other the rows that are routed there, each computes the rows that came, and sums go back.
 All wait for all, so a step is a round of every worker, and one without requests joins with no rows.
 A lost worker stops all; that is in the nature of the baseline.
+
+A request carries hidden states ``[n, H]``, weights float32 ``[n, k]`` and ids int32 ``[n, k]``. Its ``epoch`` is the
+round, its ``digest`` the index of the sender's share. The reply has sums float32 ``[n, H]``.
 """
 
 import asyncio
@@ -17,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moesaic.dispatch.baselines import frames
 from moesaic.dispatch.contract import Step
 from moesaic.dispatch.gathered import metrics
 from moesaic.dispatch.gathered.peers import PEER_EVENTS, Peer
@@ -39,7 +41,7 @@ from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.gate import load_gates
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.transport.contract import Link, Network
-from moesaic.transport.frame import Frame
+from moesaic.transport.frame import Frame, FrameKind
 
 Outcomes = list[Frame | MoesaicError]
 
@@ -152,11 +154,8 @@ class AllToAllDispatcher:
             await self._linked.wait()
 
     async def answer(self, request: Frame) -> Frame:
-        """Take another worker's rows for a layer, and give their sums back once all have met.
-
-        See ``moesaic.dispatch.baselines.frames``.
-        """
-        share, round_ = frames.sender_of(request), frames.round_of(request)
+        """Take another worker's rows for a layer, and give their sums back once all have met."""
+        share, round_ = request.digest, request.epoch
         if share >= self._share.count or len(request.tensors) != 3:
             raise InvalidInput("frame.digest", f"no share {share} with {len(request.tensors)}")
         if request.tensors[0].shape[1] != self._hidden_size:
@@ -301,4 +300,11 @@ class AllToAllDispatcher:
         return combined[: len(rows[0])].clone()
 
     def _request(self, round_: int, layer: int, tensors: list[Tensor]) -> Frame:
-        return frames.rows_request(round_, layer, next(self._seq), self._share.index, tensors)
+        return Frame(
+            kind=FrameKind.REQUEST,
+            epoch=round_,
+            layer=layer,
+            seq=next(self._seq),
+            digest=self._share.index,
+            tensors=tensors,
+        )

@@ -11,7 +11,6 @@ NEWEST_WEIGHS = 0.2  # in means of live exchanges
 PROBE_WEIGHS = 0.3  # in means of probes
 UNKNOWN_RTT_S = 0.005  # until a probe has come back
 UNKNOWN_BYTES_PER_S = 12.5e6  # the same: 100 Mbit/s
-LEAST_SHARE = 0.1  # of what a large message takes are its bytes, whatever small ones took
 
 
 @dataclass(frozen=True)
@@ -53,18 +52,13 @@ class PeerCosts:
         self._rows = self._seconds = 0.0  # means of exchanges
         self._rows_squared = self._product = 0.0
 
-    def probed(self, small_s: float, large_s: float, large_bytes: int) -> None:
-        """Learn from a ping without payload and one with ``large_bytes``.
-
-        The smaller round trip counts more: whatever else goes on makes it only longer.
-        """
-        known, rate = self.profile, large_bytes / max(large_s - small_s, LEAST_SHARE * large_s)
-        if not self.probes:
-            rtt_s, bytes_per_s = small_s, rate
-        else:
-            weighs = 0.5 if small_s < known.rtt_s else PROBE_WEIGHS
-            rtt_s = known.rtt_s + weighs * (small_s - known.rtt_s)
-            bytes_per_s = known.bytes_per_s + PROBE_WEIGHS * (rate - known.bytes_per_s)
+    def probed(self, rtt_s: float, bytes_per_s: float) -> None:
+        """Learn from pings. A smaller round trip counts more: whatever else goes on makes it only longer."""
+        known = self.profile
+        if self.probes:
+            weighs = 0.5 if rtt_s < known.rtt_s else PROBE_WEIGHS
+            rtt_s = known.rtt_s + weighs * (rtt_s - known.rtt_s)
+            bytes_per_s = known.bytes_per_s + PROBE_WEIGHS * (bytes_per_s - known.bytes_per_s)
         self.probes += 1
         self.profile = LinkProfile(rtt_s, bytes_per_s, known.message_s, known.row_s)
 

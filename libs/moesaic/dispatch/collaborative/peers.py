@@ -20,16 +20,13 @@ from moesaic.experts.frames import is_partial_sum, is_unsummed, layer_request
 from moesaic.telemetry.metrics import series
 from moesaic.transport.contract import Link, Network
 from moesaic.transport.frame import Frame
+from moesaic.transport.probing import measure_round_trip
 
 log = structlog.get_logger()
 
 EVENTS = LinkEvents("site.linked", "site.unreachable")
 PROBE_EVERY_S = 5.0
-# One round trip or two, and TCP has not found its speed: where that is quick, more bytes tell more.
-PROBE_BYTES, MORE_BYTES = 1 << 16, 1 << 19
-QUICK_S = 0.02
 SMALL_PROBES = 3
-PROBE_TIMEOUT_S = 5.0
 LEAST_PATIENCE_S = 0.5  # even if a peer usually answers at once
 USUAL_TIMES = 8  # as long as predicted may an answer take before another source is asked
 FAILED_REST_S = 1.0  # a peer that refused is asked again after this long
@@ -176,12 +173,9 @@ class Peers:
             self._news.set()
 
     async def _probe(self, worker_id: str, link: Link) -> None:
-        small = [await link.probe(0, PROBE_TIMEOUT_S) for _ in range(SMALL_PROBES)]
-        num_bytes, large_s = PROBE_BYTES, await link.probe(PROBE_BYTES, PROBE_TIMEOUT_S)
-        if large_s <= QUICK_S:
-            num_bytes, large_s = MORE_BYTES, await link.probe(MORE_BYTES, PROBE_TIMEOUT_S)
+        rtt_s, byte_s = await measure_round_trip(link, SMALL_PROBES, 1)
         costs = self.costs(worker_id)
-        costs.probed(min(small), large_s, num_bytes)
+        costs.probed(rtt_s, 1 / byte_s)
         series(metrics.LINK_RTT_S, worker_id).set(costs.profile.rtt_s)
         series(metrics.LINK_BYTES_PER_S, worker_id).set(costs.profile.bytes_per_s)
         series(metrics.PEER_ROW_S, worker_id).set(costs.profile.row_s)

@@ -15,16 +15,13 @@ from moesaic.costs import CostBook
 from moesaic.dispatch.routed.route import Route
 from moesaic.dispatch.two_phase.nodes import Nodes
 from moesaic.transport.contract import Link
+from moesaic.transport.probing import MORE_BYTES, PROBE_S, measure_round_trip
 
 log = structlog.get_logger()
 
 BURST = 8  # messages at the same time, of which pings find the overhead of each
 MEASUREMENTS = 5  # of which the best counts
-_SMALL, _LARGE, _LARGER = 0, 1 << 16, 1 << 19  # bytes
 _SMALL_PINGS, _LARGE_PINGS = 10, 3
-_QUICK_S = 0.02  # for the large message; if it takes no longer, a larger one tells more
-_LEAST_SHARE = 0.1  # of what the large message takes are its bytes, whatever small ones took
-_PROBE_S = 5.0  # longest wait for one ping
 _PAUSE_S = 0.5  # between the first ones; by chance, so that nodes seldom measure at the same time
 _AGAIN_S = 120.0  # between later ones
 _RETRY_S = (1.0, 60.0)  # after one that failed; twice as long each time
@@ -46,16 +43,9 @@ async def measure_link(link: Link) -> LinkTimes:
         DeadlineExceeded: a ping took seconds.
         PeerLost: the link ended.
     """
-    small_s = min([await link.probe(_SMALL, _PROBE_S) for _ in range(_SMALL_PINGS)])
+    alone_s, byte_s = await measure_round_trip(link, _SMALL_PINGS, _LARGE_PINGS)
     burst_s = min([await _burst(link) for _ in range(_SMALL_PINGS)])
-    large = _LARGE
-    large_s = await link.probe(large, _PROBE_S)
-    if large_s <= _QUICK_S:
-        large = _LARGER
-        large_s = await link.probe(large, _PROBE_S)
-    large_s = min([large_s, *[await link.probe(large, _PROBE_S) for _ in range(_LARGE_PINGS - 1)]])
-    byte_s = max(large_s - small_s, _LEAST_SHARE * large_s) / large
-    return LinkTimes(small_s / 2, burst_s / 2, byte_s)
+    return LinkTimes(alone_s / 2, burst_s / 2, byte_s)
 
 
 def best(found: Iterable[LinkTimes]) -> LinkTimes:
@@ -85,11 +75,6 @@ class LinkPings:
         self._tried: object = None  # the workers that these are of
         self._due_s, self._retry_s = 0.0, _RETRY_S[0]
         self._running: asyncio.Task[None] | None = None
-
-    @property
-    def num_found(self) -> int:
-        """Measurements of the links as they are now, at most ``MEASUREMENTS``."""
-        return len(self._found) if self._tried == self._workers() else 0
 
     def see(self, route: Route, now_s: float) -> None:
         """Note that rows go to these workers now, and begin to measure."""
@@ -135,7 +120,7 @@ class LinkPings:
         # Hops, messages and bytes.
         self.book.add("link.inter", (1, 1, 0), alone_s)
         self.book.add("link.inter", (1, BURST, 0), burst_s)
-        self.book.add("link.inter", (1, 1, _LARGER), alone_s + _LARGER * byte_s)
+        self.book.add("link.inter", (1, 1, MORE_BYTES), alone_s + MORE_BYTES * byte_s)
         log.info(
             "link.measured",
             alone_us=round(1e6 * alone_s, 1),
@@ -153,5 +138,5 @@ class LinkPings:
 async def _burst(link: Link) -> float:
     loop = asyncio.get_running_loop()
     started = loop.time()
-    await asyncio.gather(*(link.probe(_SMALL, _PROBE_S) for _ in range(BURST)))
+    await asyncio.gather(*(link.probe(0, PROBE_S) for _ in range(BURST)))
     return loop.time() - started
