@@ -9,7 +9,14 @@ from torch import Tensor
 
 from moesaic.errors import InvalidInput
 from moesaic.experts import wire_rows
-from moesaic.experts.wire_rows import from_wire, like_rows, pack_rows, to_wire, unpack_rows
+from moesaic.experts.wire_rows import (
+    from_wire,
+    is_sum_of,
+    like_rows,
+    pack_rows,
+    to_wire,
+    unpack_rows,
+)
 
 TINY = 127 * torch.finfo(torch.float32).tiny
 FLOAT32_ROUNDS = 2**-15  # of a scale: its own last bit, the quotient's and the product's
@@ -73,3 +80,14 @@ def test_what_are_no_rows_of_this_width_is_refused(rows: Tensor) -> None:
 
     with pytest.raises(InvalidInput, match=r"frame\.tensors"):
         wire_rows.check_rows(rows, 8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_a_sum_has_the_form_of_its_rows_unless_another_is_wanted(dtype: torch.dtype) -> None:
+    rows = torch.zeros(3, 8 + 4 * (dtype == torch.int8), dtype=dtype)
+
+    assert is_sum_of(rows, rows)
+    assert is_sum_of(rows[:0], rows)
+    assert not is_sum_of(rows[:1], rows)
+    assert is_sum_of(torch.zeros(3, 8), rows) == (dtype == torch.float32)
+    assert is_sum_of(torch.zeros(3, 8), rows, torch.float32)

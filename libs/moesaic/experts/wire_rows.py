@@ -64,13 +64,10 @@ def check_rows(rows: Tensor, hidden_size: int) -> None:
         )
 
 
-def is_sum_of(part: Tensor, rows: Tensor) -> bool:
-    """True if ``part`` can be part of the sum for ``rows``: as many rows or none, of the same form.
-
-    float32 will always do: workers of earlier versions sent nothing else.
-    """
+def is_sum_of(part: Tensor, rows: Tensor, dtype: torch.dtype | None = None) -> bool:
+    """True if ``part`` can be part of the sum for ``rows``: as many rows or none, of ``dtype`` or the same form."""
     return (
-        part.dtype in (rows.dtype, torch.float32)
+        part.dtype == (dtype or rows.dtype)
         and hidden_size_of(part) == hidden_size_of(rows)
         and len(part) in (0, len(rows))
     )

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from moesaic.dispatch.links import Endpoint
@@ -174,7 +175,7 @@ def _sum_of(request: Frame, replies: dict[int, Frame]) -> Frame:
         raise ExpertUnavailable(request.layer, cause="the node's workers chose differently")
     rows = request.tensors[0]
     parts = [part for idx in sorted(replies) for part in replies[idx].tensors[:1]]
-    if len(parts) < len(replies) or not all(is_sum_of(part, rows) for part in parts):
+    if len(parts) < len(replies) or not all(is_sum_of(part, rows, torch.float32) for part in parts):
         raise ExpertUnavailable(request.layer, cause="the node's sums have other shapes")
     sums = partial_sum(request, add_up([from_wire(part) for part in parts], len(rows)))
     digest = next(iter(replies.values())).digest
