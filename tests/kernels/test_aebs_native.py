@@ -90,19 +90,6 @@ def test_large_numbers_are_neither_rounded_nor_cut() -> None:
     check((ids, replicas, live, large, large + 1, large // 2**10))
 
 
-@settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 10**6), experts=st.integers(1, 12), instances=st.integers(1, 5))
-def test_torch_decides_alike(seed: int, experts: int, instances: int) -> None:
-    topk_ids, replicas, live, load, weights, row = drawn(seed, 6, 2, experts, instances, 0.5)
-    expected = schedule_experts(topk_ids, replicas, live=live, load=load, costs=Costs(weights, row))
-    tensors = [torch.from_numpy(a) for a in (topk_ids, replicas, live, load, weights, row)]
-
-    got = aebs.schedule_experts_reference(*tensors[:4], Costs(*tensors[4:]))
-
-    for name in NAMES:
-        np.testing.assert_array_equal(getattr(got, name).numpy(), getattr(expected, name), name)
-
-
 def test_without_a_compiler_numpy_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "library", lambda: None)
 

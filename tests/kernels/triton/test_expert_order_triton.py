@@ -7,7 +7,26 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from moesaic.kernels.triton.expert_order import expert_order, expert_order_reference
+from moesaic.kernels.triton.expert_order import ExpertOrder, expert_order, max_blocks
+
+
+def expert_order_reference(slot_ids: torch.Tensor, num_slots: int, block_rows: int) -> ExpertOrder:
+    """Sort as ``expert_order``, one choice at a time; undefined elements are -1."""
+    num_blocks = max_blocks(slot_ids.numel(), num_slots, block_rows)
+    slots, rows = torch.full((num_blocks,), -1), torch.zeros(num_blocks, dtype=torch.int64)
+    choice_of_row = torch.full((num_blocks * block_rows,), -1)
+    row_of_choice = torch.full((slot_ids.numel(),), -1)
+    block = 0
+    for slot in range(num_slots):
+        choices = (slot_ids.flatten() == slot).nonzero().flatten()
+        for part in choices.split(block_rows):
+            if len(part):
+                slots[block], rows[block] = slot, len(part)
+                row_of_choice[part] = block * block_rows + torch.arange(len(part))
+                choice_of_row[row_of_choice[part]] = part
+                block += 1
+    parts = (tensor.int() for tensor in (slots, rows, choice_of_row, row_of_choice))
+    return ExpertOrder(block_rows, *parts)
 
 
 def check(slot_ids: torch.Tensor, num_slots: int, block_rows: int, device: torch.device) -> None:

@@ -7,7 +7,7 @@
 #              launches; the host is never asked.
 #   Order      integers only. Counts are added with atomics, which for integers leaves nothing open;
 #              every tie goes to the lowest id.
-#   Reference  moesaic.kernels.aebs.schedule_experts_reference; equal to the last integer.
+#   Reference  moesaic.placement.schedule.aebs.schedule_experts, in numpy; equal to the last integer.
 """Activated-expert-balanced scheduling in three kernels."""
 
 import torch

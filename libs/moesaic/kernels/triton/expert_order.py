@@ -5,7 +5,7 @@
 #   Cost       C * S comparisons, twice; two launches. The host is never asked: it bounds the number
 #              of blocks instead, and the blocks that are not needed are marked so.
 #   Order      within a slot by choice: a counting sort, stable, without atomics.
-#   Reference  expert_order_reference, below; equal in every element that is defined.
+#   Reference  expert_order_reference, in its test; equal in every element that is defined.
 """The order of routed choices: the block and the row in which each is computed."""
 
 from dataclasses import dataclass
@@ -168,22 +168,3 @@ def max_blocks(num_choices: int, num_slots: int, block_rows: int) -> int:
     """Return the most blocks that ``num_choices`` choices can need."""
     active = min(num_choices, num_slots)
     return (num_choices + active * (block_rows - 1)) // block_rows
-
-
-def expert_order_reference(slot_ids: Tensor, num_slots: int, block_rows: int) -> ExpertOrder:
-    """Sort as ``expert_order``, one choice at a time; undefined elements are -1."""
-    num_blocks = max_blocks(slot_ids.numel(), num_slots, block_rows)
-    slots, rows = torch.full((num_blocks,), -1), torch.zeros(num_blocks, dtype=torch.int64)
-    choice_of_row = torch.full((num_blocks * block_rows,), -1)
-    row_of_choice = torch.full((slot_ids.numel(),), -1)
-    block = 0
-    for slot in range(num_slots):
-        choices = (slot_ids.flatten() == slot).nonzero().flatten()
-        for part in choices.split(block_rows):
-            if len(part):
-                slots[block], rows[block] = slot, len(part)
-                row_of_choice[part] = block * block_rows + torch.arange(len(part))
-                choice_of_row[row_of_choice[part]] = part
-                block += 1
-    parts = (tensor.int() for tensor in (slots, rows, choice_of_row, row_of_choice))
-    return ExpertOrder(block_rows, *parts)
