@@ -20,6 +20,8 @@ class CallForm(ABC):
         openings: markers that open a call.
         frames: markers around calls, which say nothing themselves.
         others: markers within calls.
+        around: texts before the first call of an answer and behind the last one.
+        between: text between two calls.
         ends_reasoning: openings and frames also end a reasoning that was not closed.
         many: an answer may have several calls.
     """
@@ -28,6 +30,8 @@ class CallForm(ABC):
     openings: ClassVar[tuple[str, ...]]
     frames: ClassVar[tuple[str, ...]] = ()
     others: ClassVar[tuple[str, ...]] = ()
+    around: ClassVar[tuple[str, str]] = ("", "")
+    between: ClassVar[str] = LINE
     ends_reasoning: ClassVar[bool] = False
     many: ClassVar[bool] = True
 
@@ -50,7 +54,9 @@ class CallForm(ABC):
 
     def calls_rule(self, rules: Rules, call: str, *, many: bool) -> str:
         """Write the rule of an answer's calls, at least one; ``call`` is the rule of each."""
-        return f"{call} ({rules.text(LINE)} {call})*" if many else call
+        more = f"({rules.text(self.between)} {call})*" if many else ""
+        before, behind = map(rules.text, self.around)
+        return " ".join(part for part in (before, call, more, behind) if part)
 
 
 def new_id() -> str:

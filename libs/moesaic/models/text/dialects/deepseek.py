@@ -25,6 +25,8 @@ class DeepSeekV31(CallForm):
     openings = (_BEGIN,)
     frames = (_ALL_BEGIN, _ALL_END)
     others = (_BETWEEN, _END)
+    around = frames
+    between = ""
 
     def read_call(self, reader: Reader, functions: Sequence[ToolFunction]) -> Reading[bool]:
         """Read the name, the arguments, fenced or not, and the end of the call."""
@@ -54,23 +56,14 @@ class DeepSeekV31(CallForm):
         head = rules.text(f"{_BEGIN}{function.name}{_BETWEEN}")
         return f"{head} {rules.arguments(function)} {rules.text(_END)}"
 
-    def calls_rule(self, rules: Rules, call: str, *, many: bool) -> str:
-        """Write the calls between the tokens of all."""
-        calls = f"{call}+" if many else call
-        return f"{rules.text(_ALL_BEGIN)} {calls} {rules.text(_ALL_END)}"
-
 
 class DeepSeekV3(DeepSeekV31):
     """``<begin>function<sep>name``, then the arguments in a fence."""
 
     name = "deepseek_v3"
+    between = LINE
 
     def call_rule(self, rules: Rules, function: ToolFunction) -> str:
         """Bind the arguments within the fence."""
         head = rules.text(f"{_BEGIN}function{_BETWEEN}{function.name}\n{_FENCE}json\n")
         return f"{head} {rules.arguments(function)} {rules.text(LINE + _FENCE + _END)}"
-
-    def calls_rule(self, rules: Rules, call: str, *, many: bool) -> str:
-        """Write the calls a line each."""
-        calls = f"{call} ({rules.text(LINE)} {call})*" if many else call
-        return f"{rules.text(_ALL_BEGIN)} {calls} {rules.text(_ALL_END)}"

@@ -25,6 +25,8 @@ class Kimi(CallForm):
     openings = (_BEGIN,)
     frames = (_ALL_BEGIN, _ALL_END)
     others = (_ARGUMENTS, _END)
+    around = frames
+    between = ""
     ends_reasoning = True
 
     def read_call(self, reader: Reader, functions: Sequence[ToolFunction]) -> Reading[bool]:
@@ -49,8 +51,3 @@ class Kimi(CallForm):
         head, middle = rules.text(f"{_BEGIN}functions.{function.name}:"), rules.text(_ARGUMENTS)
         number = rules.add("/[0-9]{1,3}/")
         return f"{head} {number} {middle} {rules.arguments(function)} {rules.text(_END)}"
-
-    def calls_rule(self, rules: Rules, call: str, *, many: bool) -> str:
-        """Write the calls between the tokens of all."""
-        calls = f"{call}+" if many else call
-        return f"{rules.text(_ALL_BEGIN)} {calls} {rules.text(_ALL_END)}"

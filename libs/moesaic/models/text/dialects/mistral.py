@@ -21,6 +21,8 @@ class Mistral(CallForm):
     name = "mistral"
     openings = (_CALLS,)
     others = (_ARGUMENTS, _ID)
+    around = (f"{_CALLS}[", "]")
+    between = ", "
 
     def new_id(self) -> str:
         """Make an id of nine letters and digits: the templates refuse others."""
@@ -50,24 +52,17 @@ class Mistral(CallForm):
         head = rules.text(f'{{"name": {json.dumps(function.name)}, "arguments": ')
         return f"{head} {rules.arguments(function)} {rules.text('}')}"
 
-    def calls_rule(self, rules: Rules, call: str, *, many: bool) -> str:
-        """Write the list."""
-        calls = f"{call} ({rules.text(', ')} {call})*" if many else call
-        return f"{rules.text(_CALLS)} {rules.text('[')} {calls} {rules.text(']')}"
-
 
 class MistralNamed(Mistral):
     """``[TOOL_CALLS]name[ARGS]{...}``, once for each call."""
 
     name = "mistral_named"
+    around = ("", "")
+    between = ""
 
     def call_rule(self, rules: Rules, function: ToolFunction) -> str:
         """Bind the arguments."""
         return f"{rules.text(f'{_CALLS}{function.name}{_ARGUMENTS}')} {rules.arguments(function)}"
-
-    def calls_rule(self, rules: Rules, call: str, *, many: bool) -> str:
-        """Write one call after the other."""
-        return f"{call}+" if many else call
 
 
 def _read_named(reader: Reader) -> Reading[bool]:

@@ -267,6 +267,8 @@ class MiniMax(Tagged):
     openings = ('<invoke name="',)
     frames = ("<minimax:tool_call>", "</minimax:tool_call>")
     others = ("</invoke>", "</parameter>")
+    around = ("<minimax:tool_call>\n", "</minimax:tool_call>")
+    between = ""
     key_tags = ('<parameter name="', '">')
     value_tags = ("", "</parameter>")
     end = "</invoke>"
@@ -281,12 +283,6 @@ class MiniMax(Tagged):
         """Bind the arguments."""
         head, tail = rules.text(f'<invoke name="{function.name}">\n'), rules.text("</invoke>\n")
         return f"{head} {self.arguments_rule(rules, function)} {tail}"
-
-    def calls_rule(self, rules: Rules, call: str, *, many: bool) -> str:
-        """Write the calls between the tags of all."""
-        calls = f"{call}+" if many else call
-        head, tail = rules.text("<minimax:tool_call>\n"), rules.text("</minimax:tool_call>")
-        return f"{head} {calls} {tail}"
 
 
 def _unquoted(name: str) -> str:
