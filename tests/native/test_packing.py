@@ -10,7 +10,7 @@ from torch import Tensor
 
 from moesaic.kernels import stored_weights
 from moesaic.kernels.held_bytes import WeightForm
-from moesaic.kernels.packed_matrix import ROW_DTYPES, PackedMatrix, pack_fp8, pack_int4, pack_rows
+from moesaic.kernels.packed_matrix import ROW_DTYPES, PackedMatrix, pack_codes, pack_rows
 from moesaic.kernels.stored_weights import Fp8Weight, Int4Weight, dequantised
 from moesaic.models.weights.formats.codes import nibbles
 from moesaic.native.library import lib, library
@@ -142,7 +142,7 @@ def test_halves_of_bytes_lie_where_the_kernels_read_them(
     panels = torch.full((len(expected), blocks * 16), 0xAB, dtype=torch.uint8)
     parts = {"panels": panels, "scales": torch.empty(len(expected))}
     parts["group_scales"] = torch.empty(len(expected), blocks, dtype=torch.float16)
-    pack_int4(
+    pack_codes(
         Int4Weight(codes, torch.ones(len(codes), blocks), None, None, 32), parts, halves=halves
     )
 
@@ -161,7 +161,7 @@ def test_codes_of_a_byte_lie_where_the_kernels_read_them(
     scales = torch.rand(len(codes), 1)
     panels = torch.full((len(expected), num_in), 0xAB, dtype=torch.uint8)
     parts = {"panels": panels, "group_scales": torch.empty(len(expected), 1)}
-    pack_fp8(Fp8Weight(codes, scales, num_in), parts, halves=halves)
+    pack_codes(Fp8Weight(codes, scales, num_in), parts, halves=halves)
 
     as_read = panels.view(-1, num_in, width).transpose(1, 2).reshape(expected.shape)
     assert torch.equal(as_read, expected)
@@ -183,7 +183,7 @@ def test_scales_of_groups_are_float16_beside_a_power_of_two(
         "group_scales": torch.empty_like(expected).half(),
     }
     codes = torch.zeros(len(scales), 32 * num_in, dtype=torch.uint8)
-    pack_int4(Int4Weight(codes, scales, None, None, 32), parts, halves=halves)
+    pack_codes(Int4Weight(codes, scales, None, None, 32), parts, halves=halves)
 
     halved = parts["group_scales"].view(-1, num_in, width).transpose(1, 2).reshape(expected.shape)
     found = halved.double() * parts["scales"].double().unsqueeze(1)

@@ -13,7 +13,7 @@ from torch import Tensor
 from moesaic.kernels.gated_mlp import GatedMLP, PlainMLP, make_mlp
 from moesaic.kernels.held_bytes import Quantization, WeightForm
 from moesaic.kernels.packed_experts import Clamped, PackedMLP
-from moesaic.kernels.packed_matrix import PackedMatrix, form_of, pack_fp8, pack_int4, pack_rows
+from moesaic.kernels.packed_matrix import PackedMatrix, form_of, pack
 from moesaic.kernels.stored_weights import Fp8Weight, Int4Weight, StoredWeight, dequantised
 from moesaic.native.library import lib
 
@@ -84,20 +84,8 @@ class ExpertLayout:
         if matrices is not None:
             for matrix, weight in enumerate((gate_up, down)):
                 parts = {p.name: _view(into, p) for p in self._parts if p.matrix == matrix}
-                halves = 1 if matrix else 2
-                if biases is not None:
-                    pack_rows(
-                        biases[matrix].unsqueeze(1), parts.pop("bias").unsqueeze(1), halves=halves
-                    )
-                if isinstance(weight, Fp8Weight):
-                    pack_fp8(weight, parts, halves=halves)
-                elif isinstance(weight, Int4Weight):
-                    pack_int4(weight, parts, halves=halves)
-                elif matrices[matrix][1].kind == "int4":
-                    rounded = Int4Weight.of(weight, matrices[matrix][1].group)
-                    pack_int4(rounded, parts, halves=halves)
-                else:
-                    pack_rows(weight, **parts, halves=halves)
+                bias = None if biases is None else biases[matrix]
+                pack(weight, matrices[matrix][1], parts, bias, halves=1 if matrix else 2)
             return
         tensors = _tensors_of(self._make(gate_up, down, biases))
         for part in self._parts:
@@ -154,7 +142,7 @@ class ExpertLayout:
         if self.as_stored and self.quantization == "none":
             first, second = (dequantised(weight, self.dtype) for weight in (gate_up, down))
             return PlainMLP(first, second, biases)
-        return make_mlp(gate_up, down, self.quantization, biases=biases, lasting=False)
+        return make_mlp(gate_up, down, self.quantization, biases=biases)
 
     def _zeros(self, num_out: int, num_in: int) -> StoredWeight:
         if self.codes is None:

@@ -33,19 +33,16 @@ def make_mlp(
     *,
     biases: tuple[Tensor, Tensor] | None = None,
     activation: Clamped | None = None,
-    lasting: bool = True,
 ) -> GatedMLP:
     """Bring ``gate_up`` ``[2I, H]``, gate before up, and ``down`` ``[H, I]`` into their fastest form.
 
-    ``biases``, ``[2I]`` and ``[H]``, are added to their outputs. It is not ``lasting`` if it is only made to be copied.
+    ``biases``, ``[2I]`` and ``[H]``, are added to their outputs.
 
     Raises:
         ValueError: a quantisation is asked for where it cannot be computed.
     """
     if computes_on(gate_up.device):
-        return PackedMLP(
-            gate_up, down, quantization, biases=biases, activation=activation, lasting=lasting
-        )
+        return PackedMLP(gate_up, down, quantization, biases=biases, activation=activation)
     check_quantization(gate_up.device, quantization)
     first, second = plain_weight(gate_up), plain_weight(down)
     if biases is not None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from moesaic.kernels.held_bytes import Quantization
 from moesaic.kernels.packed_matrix import PackedMatrix, form_of
-from moesaic.kernels.stored_weights import StoredWeight, take_rows
+from moesaic.kernels.stored_weights import StoredWeight
 from moesaic.native.library import lib, scratch
 from moesaic.native.structs import ExpertArgs
 
@@ -34,20 +34,11 @@ class PackedMLP:
         *,
         biases: tuple[Tensor, Tensor] | None = None,
         activation: Clamped | None = None,
-        lasting: bool = True,
     ) -> None:
         """Pack the weights, see ``make_mlp``; the caller's are needed no longer."""
-        half = lib().panel_width() // 2
-        of_gate_up, of_down = (None, None) if biases is None else (b.float() for b in biases)
-        if of_gate_up is not None:
-            column = _mixed(of_gate_up.unsqueeze(1), half)
-            assert isinstance(column, Tensor)
-            of_gate_up = column.flatten()
-        parts = (_mixed(gate_up, half), of_gate_up, gate_up), (down, of_down, down)
-        first, second = (
-            PackedMatrix.of(weight, bias, form_of(stored, quantization), lasting=lasting)
-            for weight, bias, stored in parts
-        )
+        of_gate_up, of_down = biases or (None, None)
+        first = PackedMatrix.of(gate_up, of_gate_up, form_of(gate_up, quantization), halves=2)
+        second = PackedMatrix.of(down, of_down, form_of(down, quantization))
         self._take(first, second, activation)
 
     @classmethod
@@ -118,17 +109,6 @@ class PackedSlots:
             threads=threads,
         )
         return out
-
-
-def _mixed(gate_up: StoredWeight, half: int) -> StoredWeight:
-    """Put ``half`` gates, and the same ups, side by side; rows that fill up a panel are zeros."""
-    size = len(gate_up) // 2
-    padded = -(-size // half) * half
-    index = torch.arange(padded).view(-1, 1, half) + torch.tensor([[0], [size]])
-    filling = (torch.arange(padded) >= size).view(-1, 1, half).expand_as(index).flatten()
-    mixed = take_rows(gate_up, index.flatten().clamp_max(len(gate_up) - 1))
-    (mixed if isinstance(mixed, Tensor) else mixed.scales)[filling] = 0
-    return mixed
 
 
 @lru_cache(maxsize=64)

@@ -1,7 +1,9 @@
 # Weights packed for the kernels for CPUs, in every form: activations and results are float32 in all of them.
 #   float    32 bits, or 16 that are widened as they are read: half the bytes, and no error beside float32's.
-#   int8     rows are rounded too; products and sums are exact integers.
-#   int4     the same with a scale for each group of inputs, of weights and of rows.
+#   int8     a scale for each output. Rows to multiply are rounded too, to 255 levels between plus and minus their
+#            largest entry, so nothing depends on other rows; products and sums are exact integers. The error is at
+#            most half a level of each factor: about 0.4 % of a row's largest entry, and of a weight row's.
+#   int4     the same with a scale for each group of inputs, of weights and of rows: an outlier harms its group alone.
 #   fp8      widened as it is read, a scale for each group.
 """Weights as the kernels for CPUs read them."""
 
@@ -68,7 +70,7 @@ class PackedMatrix:
         bias: Tensor | None = None,
         form: WeightForm | None = None,
         *,
-        lasting: bool = True,
+        halves: int = 1,
     ) -> "PackedMatrix":
         """Pack ``weight`` ``[out, in]``; the caller's is needed no longer.
 
@@ -76,61 +78,15 @@ class PackedMatrix:
             weight: on a CPU.
             bias: ``[out]``.
             form: to hold it in; None: its own.
-            lasting: False keeps it out of the memory for weights.
+            halves: 2: each panel takes as many outputs of either half of them, and those that fill it up count.
         """
-        form = form or form_of(weight)
-        if form.kind == "int8":
-            numbers = weight if isinstance(weight, Tensor) else dequantised(weight, torch.float32)
-            return cls._int8(numbers, bias, lasting)
-        if form.kind == "int4":
-            if isinstance(weight, Tensor):
-                weight = Int4Weight.of(weight, form.group)
-            assert isinstance(weight, Int4Weight)
-            return cls._int4(weight, form, bias, lasting)
-        if form.kind == "fp8":
-            assert isinstance(weight, Fp8Weight)
-            parts = _room_for_codes(weight, form, lasting)
-            pack_fp8(weight, parts)
-            return cls(weight.shape, form, **parts, bias=_padded(bias))
-        dtype: torch.dtype = getattr(torch, form.kind)
-        numbers = weight if isinstance(weight, Tensor) else dequantised(weight, dtype)
-        panels = _zeros((whole_panels(len(numbers)), numbers.shape[1]), dtype, lasting)
-        pack_rows(numbers, panels)
-        return cls(weight.shape, form, panels, bias=_padded(bias))
-
-    @classmethod
-    def _int8(cls, weight: Tensor, bias: Tensor | None, lasting: bool) -> "PackedMatrix":
-        """Round ``weight`` to signed bytes with a scale for each output, and pack them.
-
-        Rows to multiply are rounded too, to 255 levels between plus and minus their largest entry,
-        so nothing depends on other rows; products and sums are exact integers. The error is at most
-        half a level of each factor: about 0.4 % of a row's largest entry, and of a weight row's.
-        """
-        padded_out, padded_in = whole_panels(len(weight)), -(-weight.shape[1] // 4) * 4
-        panels = _zeros((padded_out, padded_in), torch.int8, lasting)
-        scales, offsets = torch.empty(padded_out), torch.empty(padded_out, dtype=torch.int32)
-        pack_rows(weight, panels, scales, offsets)
-        return cls(
-            weight.shape,
-            WeightForm("int8"),
-            panels,
-            scales=scales,
-            offsets=offsets,
-            bias=_padded(bias),
-        )
-
-    @classmethod
-    def _int4(
-        cls, weight: Int4Weight, form: WeightForm, bias: Tensor | None, lasting: bool
-    ) -> "PackedMatrix":
-        """Pack codes, with a float16 scale for each group, and a power of two for each output.
-
-        Rows to multiply are rounded to 255 levels in each group, so an outlier harms its group alone.
-        A scale of eleven bits, as float16, bfloat16 and powers of two have, stays what it is.
-        """
-        parts = _room_for_codes(weight, form, lasting)
-        pack_int4(weight, parts)
-        return cls(weight.shape, form, **parts, bias=_padded(bias))
+        form, (num_out, num_in) = form or form_of(weight), weight.shape
+        padded = whole_panels(num_out, halves)
+        parts = _room(form, padded, num_in)
+        if bias is not None:
+            parts["bias"] = torch.zeros(padded)
+        pack(weight, form, parts, bias, halves=halves)
+        return cls((num_out if halves == 1 else padded, num_in), form, **parts)
 
     def behind(self, first: int) -> "PackedMatrix":
         """Return the outputs from the ``first`` on, which begins a panel."""
@@ -151,6 +107,25 @@ class PackedMatrix:
             threads=torch.get_num_threads(),
         )
         return out
+
+
+def pack(
+    weight: StoredWeight,
+    form: WeightForm,
+    parts: Mapping[str, Tensor],
+    bias: Tensor | None = None,
+    *,
+    halves: int = 1,
+) -> None:
+    """Fill the parts of a packed matrix of this ``form``, with a ``bias`` if it has one; see ``PackedMatrix.of``."""
+    if bias is not None:
+        pack_rows(bias.unsqueeze(1), parts["bias"].unsqueeze(1), halves=halves)
+    if form.kind in ("int4", "fp8"):
+        coded = Int4Weight.of(weight, form.group) if isinstance(weight, Tensor) else weight
+        pack_codes(coded, parts, halves=halves)
+        return
+    numbers = weight if isinstance(weight, Tensor) else dequantised(weight, torch.float32)
+    pack_rows(numbers, parts["panels"], parts.get("scales"), parts.get("offsets"), halves=halves)
 
 
 def pack_rows(
@@ -191,14 +166,29 @@ def pack_rows(
         lib().pack_stored_int8(**stored, scales=scales.data_ptr(), offsets=offsets.data_ptr())
 
 
-def pack_int4(weight: Int4Weight, parts: Mapping[str, Tensor], *, halves: int = 1) -> None:
-    """Fill the parts of a packed matrix, but for its bias, with codes; see ``pack_rows`` for ``halves``."""
-    _pack_codes(weight.codes, "int4", parts["panels"], halves)
-    scales = weight.scales.contiguous()
+def pack_codes(
+    weight: Int4Weight | Fp8Weight, parts: Mapping[str, Tensor], *, halves: int = 1
+) -> None:
+    """Fill the parts of a packed matrix, but for its bias, with codes; see ``pack_rows`` for ``halves``.
+
+    Scales of int4 become float16, beside a power of two for each output. A scale of eleven bits stays what it is, as
+    float16, bfloat16 and powers of two have.
+    """
+    codes, scales = weight.codes.contiguous(), weight.scales.contiguous()
+    of_halves = {"rows": len(codes) // halves, "halves": halves}
+    lib().pack_codes(
+        codes=codes.data_ptr(),
+        **of_halves,
+        num_in=codes.shape[1],
+        form=_KINDS.index(weight.kind),
+        panels=parts["panels"].data_ptr(),
+    )
+    if isinstance(weight, Fp8Weight):
+        parts["group_scales"].copy_(_by_panel(scales, halves))
+        return
     lib().pack_group_scales(
         scales=scales.data_ptr(),
-        rows=len(scales) // halves,
-        halves=halves,
+        **of_halves,
         groups=scales.shape[1],
         panels=parts["group_scales"].data_ptr(),
         outputs=parts["scales"].data_ptr(),
@@ -209,24 +199,22 @@ def pack_int4(weight: Int4Weight, parts: Mapping[str, Tensor], *, halves: int = 
         parts["levels"].copy_(weight.levels + _CENTRE_OF_LEVELS)
 
 
-def pack_fp8(weight: Fp8Weight, parts: Mapping[str, Tensor], *, halves: int = 1) -> None:
-    """Fill the parts of a packed matrix, but for its bias, with codes; see ``pack_rows`` for ``halves``."""
-    _pack_codes(weight.codes, "fp8", parts["panels"], halves)
-    parts["group_scales"].copy_(_by_panel(weight.scales, halves))
-
-
-def _room_for_codes(
-    weight: Int4Weight | Fp8Weight, form: WeightForm, lasting: bool
-) -> dict[str, Tensor]:
-    """Make the parts that packing fills, but for a bias."""
-    num_out, num_in = weight.shape
-    padded, groups = whole_panels(num_out), weight.scales.shape[1]
-    if isinstance(weight, Fp8Weight):
-        panels = _zeros((padded, num_in), torch.uint8, lasting)
+def _room(form: WeightForm, padded: int, num_in: int) -> dict[str, Tensor]:
+    """Make the parts of a matrix with so many outputs in its panels, but for a bias."""
+    groups = -(-num_in // form.group) if form.group else 0
+    if form.kind == "int8":
+        return {
+            "panels": huge_pages.zeros((padded, -(-num_in // 4) * 4), torch.int8),
+            "scales": torch.empty(padded),
+            "offsets": torch.empty(padded, dtype=torch.int32),
+        }
+    if form.kind == "fp8":
+        panels = huge_pages.zeros((padded, num_in), torch.uint8)
         return {"panels": panels, "group_scales": torch.empty(padded, groups)}
-    width = -(-num_in // BLOCK) * BLOCK // 2
+    if form.kind != "int4":
+        return {"panels": huge_pages.zeros((padded, num_in), getattr(torch, form.kind))}
     parts = {
-        "panels": _zeros((padded, width), torch.uint8, lasting),
+        "panels": huge_pages.zeros((padded, -(-num_in // BLOCK) * BLOCK // 2), torch.uint8),
         "scales": torch.empty(padded),
         "group_scales": torch.empty(padded, groups, dtype=torch.float16),
     }
@@ -235,22 +223,6 @@ def _room_for_codes(
     if form.levels:
         parts["levels"] = torch.empty(16, dtype=torch.uint8)
     return parts
-
-
-def _pack_codes(codes: Tensor, kind: str, panels: Tensor, halves: int) -> None:
-    codes = codes.contiguous()
-    lib().pack_codes(
-        codes=codes.data_ptr(),
-        rows=len(codes) // halves,
-        halves=halves,
-        num_in=codes.shape[1],
-        form=_KINDS.index(kind),
-        panels=panels.data_ptr(),
-    )
-
-
-def _zeros(shape: tuple[int, int], dtype: torch.dtype, lasting: bool) -> Tensor:
-    return huge_pages.zeros(shape, dtype) if lasting else torch.zeros(shape, dtype=dtype)
 
 
 def _by_panel(values: Tensor, halves: int = 1) -> Tensor:
@@ -263,15 +235,11 @@ def _by_panel(values: Tensor, halves: int = 1) -> Tensor:
     return in_panels.reshape(-1, groups)
 
 
-def whole_panels(size: int) -> int:
-    """Round a number of outputs up to whole panels."""
+def whole_panels(size: int, halves: int = 1) -> int:
+    """Round a number of outputs up to whole panels, each with as many of every one of the ``halves``."""
     width: int = lib().panel_width()
-    return -(-size // width) * width
-
-
-def _padded(vector: Tensor | None) -> Tensor | None:
-    if vector is None:
-        return None
-    padded = torch.zeros(whole_panels(len(vector)))
-    padded[: len(vector)] = vector
-    return padded
+    return (
+        -(-size // width) * width
+        if halves == 1
+        else -(-(size // halves) // (width // halves)) * width
+    )

@@ -5,8 +5,8 @@
 """Weights of a linear layer in the forms in which checkpoints hold them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,8 +21,29 @@ _STEPS_TO_EXTREME = (-8.0, -8.75, -7.5, 8.0, 7.5)
 _ROUNDED_AT_A_TIME = 1 << 22  # weights
 
 
+class _Codes:
+    """Codes with a scale for each group of inputs."""
+
+    codes: Tensor
+    scales: Tensor
+    group: int
+
+    @property
+    def shape(self) -> torch.Size:
+        """``[out, in]``."""
+        return self.codes.shape
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the codes."""
+        return self.codes.device
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+
 @dataclass(frozen=True)
-class Int4Weight:
+class Int4Weight(_Codes):
     """Codes of four bits.
 
     Attributes:
@@ -38,6 +59,7 @@ class Int4Weight:
     zeros: Tensor | None
     levels: Tensor | None
     group: int
+    kind: ClassVar[Literal["int4"]] = "int4"
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` if the parts do not fit each other."""
@@ -46,19 +68,6 @@ class Int4Weight:
             raise ValueError(f"zeros {list(self.zeros.shape)} and scales {list(self.scales.shape)}")
         if self.levels is not None and (self.levels.shape != (16,) or self.zeros is not None):
             raise ValueError("levels are 16 numbers, and have no zeros beside them")
-
-    @property
-    def shape(self) -> torch.Size:
-        """``[out, in]``."""
-        return self.codes.shape
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the codes."""
-        return self.codes.device
-
-    def __len__(self) -> int:
-        return len(self.codes)
 
     @classmethod
     def of(cls, weight: Tensor, group: int) -> "Int4Weight":
@@ -87,7 +96,7 @@ class Int4Weight:
 
 
 @dataclass(frozen=True)
-class Fp8Weight:
+class Fp8Weight(_Codes):
     """Codes of eight bits, a sign, four of exponent, three of mantissa, without infinities.
 
     Attributes:
@@ -99,23 +108,11 @@ class Fp8Weight:
     codes: Tensor
     scales: Tensor
     group: int
+    kind: ClassVar[Literal["fp8"]] = "fp8"
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` if the parts do not fit each other."""
         _check_codes(self.codes, self.scales, self.group)
-
-    @property
-    def shape(self) -> torch.Size:
-        """``[out, in]``."""
-        return self.codes.shape
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the codes."""
-        return self.codes.device
-
-    def __len__(self) -> int:
-        return len(self.codes)
 
 
 StoredWeight: TypeAlias = Tensor | Int4Weight | Fp8Weight
@@ -140,10 +137,8 @@ def take_rows(weight: StoredWeight, index: slice | Tensor) -> StoredWeight:
     """Return the outputs of ``weight`` that ``index`` names."""
     if isinstance(weight, Tensor):
         return weight[index]
-    if isinstance(weight, Fp8Weight):
-        return Fp8Weight(weight.codes[index], weight.scales[index], weight.group)
-    zeros = None if weight.zeros is None else weight.zeros[index]
-    return Int4Weight(weight.codes[index], weight.scales[index], zeros, weight.levels, weight.group)
+    parts = {name: part[index] for name, part in _by_group(weight).items()}
+    return replace(weight, codes=weight.codes[index], **parts)
 
 
 def take_columns(weight: StoredWeight, first: int, end: int, dtype: torch.dtype) -> StoredWeight:
@@ -153,12 +148,9 @@ def take_columns(weight: StoredWeight, first: int, end: int, dtype: torch.dtype)
     group = weight.group
     if first % group or (end % group and end < weight.shape[1]):
         return dequantised(weight, dtype)[:, first:end].clone()
-    codes, groups = weight.codes[:, first:end].clone(), slice(first // group, -(-end // group))
-    scales = weight.scales[:, groups].clone()
-    if isinstance(weight, Fp8Weight):
-        return Fp8Weight(codes, scales, group)
-    zeros = None if weight.zeros is None else weight.zeros[:, groups].clone()
-    return Int4Weight(codes, scales, zeros, weight.levels, group)
+    groups = slice(first // group, -(-end // group))
+    parts = {name: part[:, groups].clone() for name, part in _by_group(weight).items()}
+    return replace(weight, codes=weight.codes[:, first:end].clone(), **parts)
 
 
 def cat_rows(weights: Sequence[StoredWeight]) -> StoredWeight:
@@ -168,33 +160,26 @@ def cat_rows(weights: Sequence[StoredWeight]) -> StoredWeight:
         ValueError: they are held in different forms.
     """
     tensors = [weight for weight in weights if isinstance(weight, Tensor)]
-    fp8 = [weight for weight in weights if isinstance(weight, Fp8Weight)]
-    int4 = [weight for weight in weights if isinstance(weight, Int4Weight)]
     if len(tensors) == len(weights):
         return _cat(tensors)
-    groups = {each.group for each in fp8} | {each.group for each in int4}
-    if len(groups) == 1:
-        if len(fp8) == len(weights):
-            codes, scales = ([getattr(w, part) for w in fp8] for part in ("codes", "scales"))
-            return Fp8Weight(_cat(codes), _cat(scales), fp8[0].group)
-        if len(int4) == len(weights) and all(_same(w.levels, int4[0].levels) for w in int4):
-            return _cat_int4(int4)
-    raise ValueError("weights that are computed as one are held in different forms")
+    coded = [weight for weight in weights if not isinstance(weight, Tensor)]
+    first = coded[0]
+    alike = all(weight.kind == first.kind and weight.group == first.group for weight in coded)
+    levels = [weight.levels for weight in coded if isinstance(weight, Int4Weight)]
+    if tensors or not alike or not all(_same(each, levels[0]) for each in levels):
+        raise ValueError("weights that are computed as one are held in different forms")
+    parts = [_by_group(weight) for weight in coded]
+    joined = {"codes": _cat([w.codes for w in coded]), "scales": _cat([w.scales for w in coded])}
+    if any("zeros" in each for each in parts):
+        zeros = [each.get("zeros", torch.full_like(each["scales"], CENTRE)) for each in parts]
+        joined["zeros"] = torch.cat(zeros)
+    return replace(first, **joined)
 
 
-def _cat_int4(weights: Sequence[Int4Weight]) -> Int4Weight:
-    zeros = None
-    if any(weight.zeros is not None for weight in weights):
-        zeros = torch.cat(
-            [torch.full_like(w.scales, CENTRE) if w.zeros is None else w.zeros for w in weights]
-        )
-    return Int4Weight(
-        _cat([weight.codes for weight in weights]),
-        _cat([weight.scales for weight in weights]),
-        zeros,
-        weights[0].levels,
-        weights[0].group,
-    )
+def _by_group(weight: Int4Weight | Fp8Weight) -> dict[str, Tensor]:
+    """Return the parts that have a number for each output and group, by their names."""
+    zeros = weight.zeros if isinstance(weight, Int4Weight) else None
+    return {"scales": weight.scales} | ({} if zeros is None else {"zeros": zeros})
 
 
 def _cat(parts: Sequence[Tensor]) -> Tensor:
