@@ -6,16 +6,18 @@ This run moves between processes, and between a file and memory; the weights are
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from moesaic.kernels.gated_mlp import GatedMLP, PlainMLP, make_mlp
-from moesaic.kernels.held_bytes import Quantization, WeightForm
+from moesaic.kernels.gated_mlp import GatedMLP, PlainMLP
+from moesaic.kernels.held_bytes import Dtype, Quantization, WeightForm
+from moesaic.kernels.linear import check_quantization
 from moesaic.kernels.packed_experts import Clamped, PackedMLP
-from moesaic.kernels.packed_matrix import PackedMatrix, form_of, pack
-from moesaic.kernels.stored_weights import Fp8Weight, Int4Weight, StoredWeight, dequantised
-from moesaic.native.library import lib
+from moesaic.kernels.packed_matrix import PackedMatrix, form_of, pack, parts_of, whole_panels
+from moesaic.kernels.stored_weights import StoredWeight, dequantised
+from moesaic.native.library import computes_on, lib
 
 _ALIGNMENT = 64  # of every part, for loads of vectors
 
@@ -80,37 +82,36 @@ class ExpertLayout:
             own = None if isinstance(weight, Tensor) else form_of(weight)
             if own != self.codes:
                 raise ValueError(f"an expert's weights are {own}, the layout's {self.codes}")
-        matrices = self._form[1]
-        if matrices is not None:
-            for matrix, weight in enumerate((gate_up, down)):
-                parts = {p.name: _view(into, p) for p in self._parts if p.matrix == matrix}
-                bias = None if biases is None else biases[matrix]
-                pack(weight, matrices[matrix][1], parts, bias, halves=1 if matrix else 2)
-            return
-        tensors = _tensors_of(self._make(gate_up, down, biases))
-        for part in self._parts:
-            _view(into, part).copy_(tensors[part.matrix][part.name])
+        for matrix, (weight, form) in enumerate(zip((gate_up, down), self._forms, strict=True)):
+            parts = {p.name: _view(into, p) for p in self._parts if p.matrix == matrix}
+            bias = None if biases is None else biases[matrix]
+            if form is not None:
+                pack(weight, form, parts, bias, halves=1 if matrix else 2)
+                continue
+            parts["weight"].copy_(dequantised(weight, parts["weight"].dtype))
+            if bias is not None:
+                parts["bias"].copy_(bias)
 
     def view(self, packed: Tensor) -> GatedMLP:
         """Return an MLP that computes with the bytes ``packed``, uint8 ``[nbytes]``, in place."""
-        tensors: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
-        for part in self._parts:
-            tensors[part.matrix][part.name] = _view(packed, part)
-        matrices = self._form[1]
-        if matrices is None:
-            biases = (tensors[0]["bias"], tensors[1]["bias"]) if self.biased else None
-            return PlainMLP(tensors[0]["weight"], tensors[1]["weight"], biases, self.activation)
-        gate_up, down = (
-            PackedMatrix(shape, form, **parts)
-            for (shape, form), parts in zip(matrices, tensors, strict=True)
+        first, second = (
+            {p.name: _view(packed, p) for p in self._parts if p.matrix == matrix}
+            for matrix in range(2)
         )
+        of_gate_up, of_down = self._forms
+        if of_gate_up is None or of_down is None:
+            biases = (first["bias"], second["bias"]) if self.biased else None
+            return PlainMLP(first["weight"], second["weight"], biases, self.activation)
+        padded, hidden = whole_panels(2 * self.size, 2), self.hidden_size
+        gate_up = PackedMatrix((padded, hidden), of_gate_up, **first)
+        down = PackedMatrix((hidden, self.size), of_down, **second)
         return PackedMLP.of_packed(gate_up, down, self.activation)
 
     @cached_property
     def packs_stored(self) -> bool:
         """True if ``pack`` takes weights as files have them, and writes them in one pass."""
-        kinds = {form.kind for _, form in self._form[1] or ()}
-        return bool(kinds) and self.dtype == torch.float32 and kinds <= {"float32", "int8"}
+        kinds = {form.kind if form else "plain" for form in self._forms}
+        return self.dtype == torch.float32 and kinds <= {"float32", "int8"}
 
     @cached_property
     def nbytes(self) -> int:
@@ -126,63 +127,38 @@ class ExpertLayout:
             for part in self._parts
         )
         widths = f"panels of {lib().panel_width()}, vectors of {lib().vector_width()}"
-        panels = widths if self._form[1] else "as stored"
+        panels = "as stored" if None in self._forms else widths
         return f"{self.hidden_size}x{self.size}, {panels}: {', '.join(parts)}"
 
-    @property
-    def _parts(self) -> tuple[_Part, ...]:
-        return self._form[0]
-
-    def _make(
-        self,
-        gate_up: StoredWeight,
-        down: StoredWeight,
-        biases: tuple[Tensor, Tensor] | None,
-    ) -> GatedMLP:
+    @cached_property
+    def _forms(self) -> tuple[WeightForm | None, WeightForm | None]:
+        """The forms in which gate_up and down are packed; None: they are plain."""
+        cpu = torch.device("cpu")
+        if not computes_on(cpu):
+            check_quantization(cpu, self.quantization)
+            return None, None
         if self.as_stored and self.quantization == "none":
-            first, second = (dequantised(weight, self.dtype) for weight in (gate_up, down))
-            return PlainMLP(first, second, biases)
-        return make_mlp(gate_up, down, self.quantization, biases=biases)
-
-    def _zeros(self, num_out: int, num_in: int) -> StoredWeight:
-        if self.codes is None:
-            return torch.zeros(num_out, num_in, dtype=self.dtype)
-        codes = torch.zeros(num_out, num_in, dtype=torch.uint8)
-        scales = torch.zeros(num_out, -(-num_in // self.codes.group))
-        if self.codes.kind == "fp8":
-            return Fp8Weight(codes, scales, self.codes.group)
-        zeros = scales if self.codes.zeros else None
-        levels = torch.zeros(16, dtype=torch.int8) if self.codes.levels else None
-        return Int4Weight(codes, scales, zeros, levels, self.codes.group)
+            return None, None
+        name = cast(Dtype, str(self.dtype).removeprefix("torch."))
+        form = self.codes or WeightForm.of(name, self.quantization)
+        return form, form
 
     @cached_property
-    def _form(
-        self,
-    ) -> tuple[tuple[_Part, ...], tuple[tuple[tuple[int, ...], WeightForm], ...] | None]:
-        """The parts, and the shapes and forms of the matrices if these are packed, as a sample shows."""
-        gate_up = self._zeros(2 * self.size, self.hidden_size)
-        down = self._zeros(self.hidden_size, self.size)
-        biases = tuple(torch.zeros(len(w), dtype=self.dtype) for w in (gate_up, down))
-        sample = self._make(gate_up, down, (biases[0], biases[1]) if self.biased else None)
+    def _parts(self) -> tuple[_Part, ...]:
+        shapes = (2 * self.size, self.hidden_size), (self.hidden_size, self.size)
+        plain = self.dtype if self.as_stored else torch.float32
         parts: list[_Part] = []
-        for matrix, tensors in enumerate(_tensors_of(sample)):
-            for name, tensor in tensors.items():
+        for matrix, (form, (num_out, num_in)) in enumerate(zip(self._forms, shapes, strict=True)):
+            if form is None:
+                told = {"weight": (plain, (num_out, num_in))}
+                told |= {"bias": (plain, (num_out,))} if self.biased else {}
+            else:
+                padded = whole_panels(num_out, 1 if matrix else 2)
+                told = parts_of(form, padded, num_in, biased=self.biased)
+            for name, (dtype, shape) in told.items():
                 start = _aligned(parts[-1].end) if parts else 0
-                parts.append(_Part(matrix, name, tensor.dtype, tensor.shape, start))
-        if not isinstance(sample, PackedMLP):
-            return tuple(parts), None
-        return tuple(parts), tuple((matrix.shape, matrix.form) for matrix in sample.matrices)
-
-
-def _tensors_of(mlp: GatedMLP) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    if isinstance(mlp, PackedMLP):
-        gate_up, down = mlp.matrices
-        return gate_up.parts, down.parts
-    assert isinstance(mlp, PlainMLP)
-    if mlp.biases is None:
-        return {"weight": mlp.gate_up}, {"weight": mlp.down}
-    of_gate_up, of_down = mlp.biases
-    return {"weight": mlp.gate_up, "bias": of_gate_up}, {"weight": mlp.down, "bias": of_down}
+                parts.append(_Part(matrix, name, dtype, shape, start))
+        return tuple(parts)
 
 
 def _view(packed: Tensor, part: _Part) -> Tensor:

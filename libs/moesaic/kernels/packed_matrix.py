@@ -82,9 +82,8 @@ class PackedMatrix:
         """
         form, (num_out, num_in) = form or form_of(weight), weight.shape
         padded = whole_panels(num_out, halves)
-        parts = _room(form, padded, num_in)
-        if bias is not None:
-            parts["bias"] = torch.zeros(padded)
+        told = parts_of(form, padded, num_in, biased=bias is not None)
+        parts = {name: huge_pages.zeros(shape, dtype) for name, (dtype, shape) in told.items()}
         pack(weight, form, parts, bias, halves=halves)
         return cls((num_out if halves == 1 else padded, num_in), form, **parts)
 
@@ -199,30 +198,37 @@ def pack_codes(
         parts["levels"].copy_(weight.levels + _CENTRE_OF_LEVELS)
 
 
-def _room(form: WeightForm, padded: int, num_in: int) -> dict[str, Tensor]:
-    """Make the parts of a matrix with so many outputs in its panels, but for a bias."""
-    groups = -(-num_in // form.group) if form.group else 0
+def parts_of(
+    form: WeightForm, padded: int, num_in: int, *, biased: bool
+) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Name the parts of a matrix with so many outputs in its panels, with their dtypes and shapes."""
+    outputs = (padded,)
+    groups = (padded, -(-num_in // form.group)) if form.group else (padded, 1)
+    parts: dict[str, tuple[torch.dtype, tuple[int, ...]]]
     if form.kind == "int8":
-        return {
-            "panels": huge_pages.zeros((padded, -(-num_in // 4) * 4), torch.int8),
-            "scales": torch.empty(padded),
-            "offsets": torch.empty(padded, dtype=torch.int32),
+        parts = {
+            "panels": (torch.int8, (padded, -(-num_in // 4) * 4)),
+            "scales": (torch.float32, outputs),
+            "offsets": (torch.int32, outputs),
         }
-    if form.kind == "fp8":
-        panels = huge_pages.zeros((padded, num_in), torch.uint8)
-        return {"panels": panels, "group_scales": torch.empty(padded, groups)}
-    if form.kind != "int4":
-        return {"panels": huge_pages.zeros((padded, num_in), getattr(torch, form.kind))}
-    parts = {
-        "panels": huge_pages.zeros((padded, -(-num_in // BLOCK) * BLOCK // 2), torch.uint8),
-        "scales": torch.empty(padded),
-        "group_scales": torch.empty(padded, groups, dtype=torch.float16),
-    }
-    if form.zeros:
-        parts["zeros"] = torch.empty(padded, groups, dtype=torch.float16)
-    if form.levels:
-        parts["levels"] = torch.empty(16, dtype=torch.uint8)
-    return parts
+    elif form.kind == "fp8":
+        parts = {
+            "panels": (torch.uint8, (padded, num_in)),
+            "group_scales": (torch.float32, groups),
+        }
+    elif form.kind == "int4":
+        parts = {
+            "panels": (torch.uint8, (padded, -(-num_in // BLOCK) * BLOCK // 2)),
+            "scales": (torch.float32, outputs),
+            "group_scales": (torch.float16, groups),
+        }
+        if form.zeros:
+            parts["zeros"] = (torch.float16, groups)
+        if form.levels:
+            parts["levels"] = (torch.uint8, (16,))
+    else:
+        parts = {"panels": (getattr(torch, form.kind), (padded, num_in))}
+    return parts | ({"bias": (torch.float32, outputs)} if biased else {})
 
 
 def _by_panel(values: Tensor, halves: int = 1) -> Tensor:
