@@ -5,10 +5,10 @@ from typing import Any
 
 from moesaic.errors import CheckpointError
 from moesaic.models.configuration.fields import read_json, read_text
+from moesaic.models.configuration.tokenizer_files import CONFIG
 
 TEMPLATE_FILE = "chat_template.jinja"
 MORE_TEMPLATES = "additional_chat_templates"
-CONFIG_FILE = "tokenizer_config.json"
 PROCESSOR_FILE = "chat_template.json"  # older files of models that also take images
 DEFAULT, TOOL_USE = "default", "tool_use"
 
@@ -27,7 +27,7 @@ def read_templates(directory: Path) -> dict[str, tuple[str, str]]:
     files = {DEFAULT: directory / TEMPLATE_FILE}
     files |= {path.stem: path for path in sorted((directory / MORE_TEMPLATES).glob("*.jinja"))}
     own = {name: (path.name, read_text(path)) for name, path in files.items() if path.is_file()}
-    return own or _in_json(directory / CONFIG_FILE) or _in_json(directory / PROCESSOR_FILE)
+    return own or _in_json(directory / CONFIG) or _in_json(directory / PROCESSOR_FILE)
 
 
 def template_info(directory: Path) -> dict[str, Any]:

@@ -164,16 +164,13 @@ class Reader:
             if found or too_long or not (yield from self._more()):
                 return "", ""
 
-    def passed(
-        self, put: Put, markers: tuple[str, ...], held: str = BLANKS, most: int = MOST_BLANKS
-    ) -> Reading[str]:
+    def passed(self, put: Put, markers: tuple[str, ...], held: str = BLANKS) -> Reading[str]:
         """Give text out, up to the first of some markers or the end.
 
         Args:
             put: takes the text.
             markers: none of them begins another.
-            held: characters that are left out right before a marker.
-            most: number of those.
+            held: characters that are left out right before a marker, ``MOST_BLANKS`` of them.
 
         Returns:
             The marker; empty at the end.
@@ -186,7 +183,7 @@ class Reader:
                 found = pattern.search(self._text, start)
                 end = found.start() if found else length - self._undecided(markers)
             shown = self._text[start:end]
-            kept = min(len(shown) - len(shown.rstrip(held)), most) if markers and held else 0
+            kept = min(len(shown) - len(shown.rstrip(held)), MOST_BLANKS) if markers and held else 0
             if found:
                 put(shown[: len(shown) - kept])
                 self.blanks_before = shown[len(shown) - kept :]

@@ -72,18 +72,11 @@ class Rules:
             if part
         )
 
-    def free_until(self, *markers: str, before: str = "") -> str:
-        """Write free text up to one of some markers, and that marker; ``before`` comes right before it.
-
-        Where the marker is a token, ``before`` is left to the model: free text would take it.
-        """
-        ways = [
-            f"{self.add(FREE)} {self.text(marker)}"
-            if marker in self._ids
-            else self.add(FREE, f"[suffix={_quoted(before + marker)}]")
-            for marker in markers
-        ]
-        return f"({' | '.join(ways)})"
+    def free_until(self, marker: str) -> str:
+        """Write free text up to a marker, and that marker."""
+        if marker in self._ids:
+            return f"({self.add(FREE)} {self.text(marker)})"
+        return f"({self.add(FREE, f'[suffix={_quoted(marker)}]')})"
 
     def terminal(self, body: str, *, lazy: bool = False) -> str:
         """Add a terminal of regular expressions; returns its name. Equal ones share a name, since each is expensive.

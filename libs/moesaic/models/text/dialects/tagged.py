@@ -7,36 +7,22 @@ import json
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from moesaic.models.text.dialects.call_form import LINE, CallForm
 from moesaic.models.text.dialects.functions import ToolFunction, find
 from moesaic.models.text.dialects.json_call import read_json_call
 from moesaic.models.text.dialects.reader import Put, Reader, Reading
 from moesaic.models.text.dialects.rules import Rules
-from moesaic.models.text.dialects.tagged_rules import arguments_rule
+from moesaic.models.text.dialects.tagged_rules import ArgumentTags, arguments_rule
 from moesaic.models.text.dialects.written import GrowingValue, as_json, is_json, json_of
 from moesaic.models.text.schemas.reading import STRUCTURES, Values, kind_of
 
 _NAME = re.compile(r"[\w.:/-]{1,256}")
 
 
-class Tagged(CallForm):
-    """A form, by its tags.
-
-    Attributes:
-        key_tags: tags around the name of an argument.
-        value_tags: tags around its value; the first one is empty if the name's closing tag opens the value too.
-        line: text between these tags and the value.
-        end: the tag that closes the call.
-        followers: tags that may follow a call, also if its closing tag is missing.
-    """
-
-    key_tags: ClassVar[tuple[str, str]]
-    value_tags: ClassVar[tuple[str, str]]
-    line: ClassVar[str] = ""
-    end: ClassVar[str]
-    followers: ClassVar[tuple[str, ...]]
+class Tagged(ArgumentTags, CallForm):
+    """A form, by its tags."""
 
     @abstractmethod
     def read_name(self, reader: Reader) -> Reading[str]:
@@ -190,15 +176,6 @@ class Tagged(CallForm):
         reader.restore()
         return closed
 
-    @property
-    def ends(self) -> tuple[str, ...]:
-        """Closing tags that end a call."""
-        return (self.end, *(tag for tag in self.followers if tag.startswith("</")))
-
-    def arguments_rule(self, rules: Rules, function: ToolFunction) -> str:
-        """Write the rule of the arguments, in the order of the schema."""
-        return arguments_rule(self, rules, function)
-
 
 class QwenCoder(Tagged):
     """``<tool_call><function=name><parameter=key>value</parameter></function></tool_call>``."""
@@ -230,7 +207,7 @@ class QwenCoder(Tagged):
         """Bind the arguments."""
         head = rules.text(f"<tool_call>\n<function={function.name}>\n")
         tail = rules.text("</function>\n</tool_call>")
-        return f"{head} {self.arguments_rule(rules, function)} {tail}"
+        return f"{head} {arguments_rule(self, rules, function)} {tail}"
 
 
 class Glm(Tagged):
@@ -257,7 +234,7 @@ class Glm(Tagged):
         # GLM-4.5 and 4.6 write line breaks here, later versions do not.
         head = f"{rules.text(f'<tool_call>{function.name}')} {rules.text(LINE)}?"
         tail = rules.text("</tool_call>")
-        return f"{head} {self.arguments_rule(rules, function)} {tail}"
+        return f"{head} {arguments_rule(self, rules, function)} {tail}"
 
 
 class MiniMax(Tagged):
@@ -282,7 +259,7 @@ class MiniMax(Tagged):
     def call_rule(self, rules: Rules, function: ToolFunction) -> str:
         """Bind the arguments."""
         head, tail = rules.text(f'<invoke name="{function.name}">\n'), rules.text("</invoke>\n")
-        return f"{head} {self.arguments_rule(rules, function)} {tail}"
+        return f"{head} {arguments_rule(self, rules, function)} {tail}"
 
 
 def _unquoted(name: str) -> str:

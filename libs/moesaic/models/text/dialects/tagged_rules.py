@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence, Set
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from moesaic.models.text.dialects.call_form import LINE
 from moesaic.models.text.dialects.functions import ARGUMENT, ToolFunction, others_of
@@ -33,18 +33,27 @@ _HELD_HERE = ("type", "properties", "required", "additionalProperties", "pattern
 _SIZES = ("minProperties", "maxProperties")
 
 
-class ArgumentTags(Protocol):
-    """The tags of a form; see ``Tagged``."""
+class ArgumentTags:
+    """The tags of a form.
+
+    Attributes:
+        key_tags: tags around the name of an argument.
+        value_tags: tags around its value; the first one is empty if the name's closing tag opens the value too.
+        line: text between these tags and the value.
+        end: the tag that closes the call.
+        followers: tags that may follow a call, also if its closing tag is missing.
+    """
 
     key_tags: ClassVar[tuple[str, str]]
     value_tags: ClassVar[tuple[str, str]]
-    line: ClassVar[str]
+    line: ClassVar[str] = ""
     end: ClassVar[str]
     followers: ClassVar[tuple[str, ...]]
 
     @property
     def ends(self) -> tuple[str, ...]:
         """Closing tags that end a call."""
+        return (self.end, *(tag for tag in self.followers if tag.startswith("</")))
 
 
 def arguments_rule(tags: ArgumentTags, rules: Rules, function: ToolFunction) -> str:
