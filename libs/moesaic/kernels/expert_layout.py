@@ -15,7 +15,14 @@ from moesaic.kernels.gated_mlp import GatedMLP, PlainMLP
 from moesaic.kernels.held_bytes import Dtype, Quantization, WeightForm
 from moesaic.kernels.linear import check_quantization
 from moesaic.kernels.packed_experts import Clamped, PackedMLP
-from moesaic.kernels.packed_matrix import PackedMatrix, form_of, pack, parts_of, whole_panels
+from moesaic.kernels.packed_matrix import (
+    PackedMatrix,
+    Shapes,
+    form_of,
+    pack,
+    parts_of,
+    whole_panels,
+)
 from moesaic.kernels.stored_weights import StoredWeight, dequantised
 from moesaic.native.library import computes_on, lib
 
@@ -150,7 +157,7 @@ class ExpertLayout:
         parts: list[_Part] = []
         for matrix, (form, (num_out, num_in)) in enumerate(zip(self._forms, shapes, strict=True)):
             if form is None:
-                told = {"weight": (plain, (num_out, num_in))}
+                told: Shapes = {"weight": (plain, (num_out, num_in))}
                 told |= {"bias": (plain, (num_out,))} if self.biased else {}
             else:
                 padded = whole_panels(num_out, 1 if matrix else 2)

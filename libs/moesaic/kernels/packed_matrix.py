@@ -28,6 +28,8 @@ from moesaic.native.structs import MatrixArgs
 _KINDS = ("float32", "bfloat16", "float16", "int8", "int4", "fp8")  # as matrix.h numbers them
 ROW_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Dtypes of weights that are numbers, as matrix.h numbers them."""
+Shapes = dict[str, tuple[torch.dtype, tuple[int, ...]]]
+"""Dtype and shape of each part of a packed matrix, by its name."""
 _CENTRE_OF_LEVELS = 12  # of a codebook: its levels are -12 to 12, and bytes have no sign
 
 
@@ -51,11 +53,10 @@ class PackedMatrix:
     """A weight as the kernels for CPUs read it: ``c`` points to ``parts``."""
 
     def __init__(
-        self, shape: Sequence[int], form: WeightForm, panels: Tensor, **others: Tensor | None
+        self, shape: Sequence[int], form: WeightForm, panels: Tensor, **others: Tensor
     ) -> None:
         """Take the parts that ``of`` has packed of a weight of this ``shape`` and ``form``."""
-        parts = {"panels": panels, **others}
-        self.parts = {name: tensor for name, tensor in parts.items() if tensor is not None}
+        self.parts = {"panels": panels, **others}
         self.shape, self.form = tuple(shape), form
         self.nbytes = sum(tensor.nbytes for tensor in self.parts.values())
         self.c = MatrixArgs(**{name: tensor.data_ptr() for name, tensor in self.parts.items()})
@@ -198,13 +199,11 @@ def pack_codes(
         parts["levels"].copy_(weight.levels + _CENTRE_OF_LEVELS)
 
 
-def parts_of(
-    form: WeightForm, padded: int, num_in: int, *, biased: bool
-) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+def parts_of(form: WeightForm, padded: int, num_in: int, *, biased: bool) -> Shapes:
     """Name the parts of a matrix with so many outputs in its panels, with their dtypes and shapes."""
     outputs = (padded,)
     groups = (padded, -(-num_in // form.group)) if form.group else (padded, 1)
-    parts: dict[str, tuple[torch.dtype, tuple[int, ...]]]
+    parts: Shapes
     if form.kind == "int8":
         parts = {
             "panels": (torch.int8, (padded, -(-num_in // 4) * 4)),

@@ -6,7 +6,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -169,14 +169,17 @@ def cat_rows(weights: Sequence[StoredWeight]) -> StoredWeight:
     if tensors or not alike or not all(_same(each, levels[0]) for each in levels):
         raise ValueError("weights that are computed as one are held in different forms")
     parts = [_by_group(weight) for weight in coded]
-    joined = {"codes": _cat([w.codes for w in coded]), "scales": _cat([w.scales for w in coded])}
+    joined: dict[str, Any] = {
+        "codes": _cat([w.codes for w in coded]),
+        "scales": _cat([w.scales for w in coded]),
+    }
     if any("zeros" in each for each in parts):
         zeros = [each.get("zeros", torch.full_like(each["scales"], CENTRE)) for each in parts]
         joined["zeros"] = torch.cat(zeros)
     return replace(first, **joined)
 
 
-def _by_group(weight: Int4Weight | Fp8Weight) -> dict[str, Tensor]:
+def _by_group(weight: Int4Weight | Fp8Weight) -> dict[str, Any]:
     """Return the parts that have a number for each output and group, by their names."""
     zeros = weight.zeros if isinstance(weight, Int4Weight) else None
     return {"scales": weight.scales} | ({} if zeros is None else {"zeros": zeros})
