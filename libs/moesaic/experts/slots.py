@@ -190,19 +190,18 @@ def load_table(
     dtype: torch.dtype,
     device: torch.device,
     quantization: Quantization = "none",
-    resident: Sequence[SlotTable] = (),
 ) -> LoadResult:
-    """Make the table that holds ``wanted[layer][slot]``; what no ``resident`` table has is read from files.
+    """Make the table that holds ``wanted[layer][slot]``, read from files.
 
     Raises:
         CheckpointError: an expert's tensor is missing, damaged or mis-shaped.
     """
 
     files = ExpertFiles(checkpoint, config, dtype, device, quantization, for_peers=False)
-    missing, bring = missing_experts(wanted, resident), files.bring(LoadPace())
+    missing, bring = missing_experts(wanted, ()), files.bring(LoadPace())
     with files.progress.expecting(sum(files.experts.stored_bytes(*key) for key in missing)):
         loaded = on_threads(lambda key: bring(*key), missing)
-    return change_table(wanted, dict(zip(missing, loaded, strict=True)), resident)
+    return change_table(wanted, dict(zip(missing, loaded, strict=True)), ())
 
 
 def held_experts(tables: Sequence[SlotTable]) -> dict[ExpertKey, LoadedExpert]:
