@@ -66,11 +66,20 @@ class PullClient:
             DamagedExpert: some bytes are not as the peer read them.
             MoesaicError: some did not come; others may be there.
         """
-        pulls = [self.pull(layer, start, into[start : start + length]) for start, length in runs]
+        await self.pull_all(layer, runs, into)
+
+    async def pull_all(self, layer: int, runs: Runs, into: Tensor, first: int = 0) -> list[Tensor]:
+        """Copy as ``bring`` does, from byte ``first`` of the share on.
+
+        Returns:
+            The digests of each run's pieces, see ``pull``.
+        """
+        pulls = [self.pull(layer, first + at, into[at : at + length]) for at, length in runs]
         outcomes = await asyncio.gather(*pulls, return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
+        return [outcome for outcome in outcomes if isinstance(outcome, Tensor)]
 
     def failed(self, error: BaseException) -> None:
         """Draw the consequence of an error that ``bring`` raised.

@@ -15,7 +15,7 @@ from moesaic.experts.loaded import Bring, LoadedExpert
 from moesaic.experts.pace import LoadPace
 from moesaic.experts.pull.client import DamagedExpert, PullClient
 from moesaic.experts.pull.frames import contents_digest
-from moesaic.experts.pull.ranges import Runs, Share, messages_of
+from moesaic.experts.pull.ranges import Share, messages_of
 from moesaic.kernels.expert_layout import ExpertLayout
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.native.memory import huge_pages
@@ -165,22 +165,13 @@ class Pulling:
             The digests of its pieces, int64 ``[pieces]``.
         """
         client, runs = self._client(holder), messages_of(len(into), len(into))
-
-        async def pull(messages: Runs) -> list[Tensor]:
-            first = expert * len(into)
-            pulls = [client.pull(layer, first + at, into[at : at + n]) for at, n in messages]
-            outcomes = await asyncio.gather(*pulls, return_exceptions=True)
-            for outcome in outcomes:
-                if isinstance(outcome, BaseException):
-                    raise outcome
-            return [outcome for outcome in outcomes if isinstance(outcome, Tensor)]
-
+        first = expert * len(into)
         if self._pace.num_threads is None:
-            return torch.cat(self._peers.call(pull(runs)))
+            return torch.cat(self._peers.call(client.pull_all(layer, runs, into, first)))
         digests = []
         for message in runs:
             with self._pace.working():
-                digests += self._peers.call(pull([message]))
+                digests += self._peers.call(client.pull_all(layer, [message], into, first))
         return torch.cat(digests)
 
     def _client(self, holder: PlacedWorker) -> PullClient:
