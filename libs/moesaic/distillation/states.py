@@ -3,11 +3,10 @@
 All rows pass a layer before any passes the next one, and wait in files meanwhile.
 """
 
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from moesaic.experts.slots import load_table
 from moesaic.models.layers.attention_plan import plan_attention
+from moesaic.models.layers.decode_graphs import at_once
 from moesaic.models.layers.decoder import Decoder, MoELayer
 from moesaic.models.layers.gate import Gate
 from moesaic.models.layers.kv_cache import KVCache
@@ -106,7 +106,7 @@ class LayerByLayer:
             _, positions = batch.on(decoder.device)
             hidden = torch.from_numpy(np.array(self._hidden[rows]))
             passed = decoder.compute_layer(layer, hidden, positions, plan, cache, moe)
-            hidden = _at_once(passed)
+            hidden = at_once(passed)
             self._hidden[rows] = hidden.numpy()
 
     def _batches(self) -> Iterator[tuple[int, int]]:
@@ -138,13 +138,3 @@ class LayerByLayer:
 
 async def _no_experts(layer: int, normed: Tensor) -> Tensor:
     raise AssertionError(f"layer {layer} has no experts")
-
-
-def _at_once(passed: Coroutine[Any, Any, Tensor]) -> Tensor:
-    """Run what waits for nothing, since all experts are here; a loop would keep Ctrl-C from the training."""
-    try:
-        passed.send(None)
-    except StopIteration as end:
-        result: Tensor = end.value
-        return result
-    raise AssertionError("experts of this process are not waited for")

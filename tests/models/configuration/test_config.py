@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from moesaic.errors import CheckpointError
-from moesaic.models.configuration.config import GroupedQueryAttention, LatentAttention, load_config
+from moesaic.models.configuration.architecture import GroupedQueryAttention, LatentAttention
+from moesaic.models.configuration.config import load_config
 
 QWEN3: dict[str, Any] = {
     "model_type": "qwen3_moe",

@@ -10,7 +10,8 @@ import pytest
 import transformers
 
 from moesaic.errors import CheckpointError
-from moesaic.models.configuration.config import LatentAttention, ModelConfig, load_config
+from moesaic.models.configuration.architecture import LatentAttention
+from moesaic.models.configuration.config import ModelConfig, load_config
 
 CLASSES: dict[str, Any] = {
     "mixtral": transformers.MixtralConfig,

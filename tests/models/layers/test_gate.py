@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moesaic.models.configuration.config import MoE
+from moesaic.models.configuration.architecture import MoE
 from moesaic.models.layers.gate import Gate
 from moesaic.models.layers.gating import Gating
 

@@ -29,7 +29,8 @@ def model_of(name: str) -> "ModelShape":
 
     if not Path(name).is_dir():
         return model_shape(name)
-    from moesaic.models.configuration.config import LatentAttention, load_config
+    from moesaic.models.configuration.architecture import LatentAttention
+    from moesaic.models.configuration.config import load_config
 
     config = load_config(Path(name))
     attention, hidden = config.attention, config.hidden_size

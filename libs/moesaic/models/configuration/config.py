@@ -7,15 +7,7 @@ from pathlib import Path
 from typing import cast, get_args
 
 from moesaic.errors import CheckpointError
-from moesaic.models.configuration.architecture import (
-    Dtype,
-    GroupedQueryAttention,
-    LatentAttention,
-    ModelConfig,
-    MoE,
-    Rope,
-    Yarn,
-)
+from moesaic.models.configuration.architecture import Dtype, LatentAttention, ModelConfig
 from moesaic.models.configuration.end_tokens import read_end_tokens
 from moesaic.models.configuration.families import FAMILIES
 from moesaic.models.configuration.fields import Fields, read_json
@@ -23,15 +15,7 @@ from moesaic.models.configuration.rope_fields import read_rope
 from moesaic.models.configuration.tokenizer_files import CONFIG as TOKENIZER
 from moesaic.models.configuration.weight_format import WeightFormat, read_weight_format
 
-__all__ = [
-    "GroupedQueryAttention",
-    "LatentAttention",
-    "MoE",
-    "ModelConfig",
-    "Rope",
-    "Yarn",
-    "load_config",
-]
+__all__ = ["ModelConfig", "load_config"]
 
 
 def load_config(directory: Path) -> ModelConfig:

@@ -61,10 +61,10 @@ def _at_once_by(step: StaticDecode, moe: MoELayer) -> Tensor:
 
 
 def at_once(step: Awaitable[Tensor]) -> Tensor:
-    """Return what a step gives that waits for nobody."""
+    """Return what a step gives that waits for nobody; an event loop would keep Ctrl-C from the caller."""
     try:
         next(step.__await__())
     except StopIteration as done:
         logits: Tensor = done.value
         return logits
-    raise RuntimeError("a step that waits for other processes cannot be captured")
+    raise RuntimeError("the step waits for other processes")
