@@ -1,18 +1,14 @@
 """Short calls of an HTTP server that speaks JSON, as engines of containers and orchestrators do."""
 
-import asyncio
-import http.client
-import socket
 import ssl
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
+import httpx
 import msgspec
 
 from moesaic.errors import DeadlineExceeded, InvalidInput, NotReady
 
-SCHEMES = ("unix", "tcp", "http", "https")
-_PORTS = {"tcp": 2375, "http": 80, "https": 443}
+_DOCKER_PORT = 2375
 
 
 class HttpAnswer(NamedTuple):
@@ -48,9 +44,9 @@ class HttpApi:
     def __init__(
         self, what: str, url: str, *, setting: str, ca_file: str = "", timeout_s: float = 10.0
     ) -> None:
-        self.what, self.url, self._setting = what, url, setting
+        self.what, self.url = what, url
         self._ca_file, self._timeout_s = ca_file, timeout_s
-        self._scheme, self._path, self._host, self._port = _parts(url, setting)
+        self._base, self._socket = _base_of(url, setting)
 
     async def call(
         self,
@@ -67,86 +63,53 @@ class HttpApi:
             DeadlineExceeded: the server has the request, and has not answered within ``timeout_s``.
             NotReady: the server cannot be reached, or does not speak HTTP.
         """
-        sent = dict(headers or {})
-        data = None
-        if body is not None:
-            data = msgspec.json.encode(body)
-            sent.setdefault("Content-Type", "application/json")
-        return await asyncio.to_thread(self._call, method, path, data, sent, timeout_s)
-
-    def _call(
-        self,
-        method: str,
-        path: str,
-        data: bytes | None,
-        headers: dict[str, str],
-        timeout_s: float | None,
-    ) -> HttpAnswer:
-        connection, timeout_s = self._connection(), timeout_s or self._timeout_s
-        try:
-            connection.connect()
-            connection.sock.settimeout(timeout_s)
-            connection.request(method, path, data, headers)
-            try:
-                response = connection.getresponse()
-            except TimeoutError as error:
-                raise DeadlineExceeded(f"{self.what} at {self.url}", timeout_s * 1000) from error
-            return HttpAnswer(response.status, _decoded(response.read()))
-        except ssl.SSLCertVerificationError as error:
-            authority = self._ca_file or "the system's authorities"
-            raise NotReady(
-                f"{self.what} at {self.url}: its certificate is not trusted by {authority}: "
-                f"{error.verify_message}"
-            ) from error
-        except (OSError, http.client.HTTPException) as error:
-            raise NotReady(f"{self.what} at {self.url} cannot be reached: {error!r}") from error
-        finally:
-            connection.close()
-
-    def _connection(self) -> http.client.HTTPConnection:
-        if self._scheme == "unix":
-            return _UnixConnection(self._path, self._timeout_s)
-        if self._scheme == "https":
-            try:
-                context = ssl.create_default_context(cafile=self._ca_file or None)
-            except (OSError, ssl.SSLError) as error:
-                raise NotReady(f"{self.what}: {self._ca_file} is no authority: {error}") from error
-            return http.client.HTTPSConnection(
-                self._host, self._port, timeout=self._timeout_s, context=context
-            )
-        return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str, timeout_s: float) -> None:
-        super().__init__("localhost", timeout=timeout_s)
-        self._path = path
-
-    def connect(self) -> None:
-        """Connect to the socket's path."""
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
-
-
-def _parts(url: str, setting: str) -> tuple[str, str, str, int]:
-    """Split a URL into scheme, path of the socket, host and port."""
-    parts = urlsplit(url)
-    try:
-        port = parts.port
-    except ValueError:
-        port = -1
-    usable = (
-        parts.path.startswith("/") and not parts.netloc
-        if parts.scheme == "unix"
-        else bool(parts.hostname) and port != -1 and parts.path in ("", "/")
-    )
-    if parts.scheme not in SCHEMES or not usable:
-        raise InvalidInput(
-            setting, f"must be unix:///path, tcp://host:port or https://host:port, got {url!r}"
+        timeout = httpx.Timeout(self._timeout_s, read=timeout_s or self._timeout_s)
+        transport = httpx.AsyncHTTPTransport(
+            verify=self._authority(), trust_env=False, uds=self._socket
         )
-    host = parts.hostname or ""
-    return parts.scheme, parts.path, host, port or _PORTS.get(parts.scheme, 0)
+        try:
+            async with httpx.AsyncClient(
+                transport=transport, base_url=self._base, timeout=timeout, trust_env=False
+            ) as client:
+                response = await client.request(method, path, json=body, headers=headers)
+        except httpx.ReadTimeout as error:
+            waited_s = timeout.read or 0.0
+            raise DeadlineExceeded(f"{self.what} at {self.url}", waited_s * 1000) from error
+        except httpx.HTTPError as error:
+            raise NotReady(f"{self.what} at {self.url}{self._fault(error)}") from error
+        return HttpAnswer(response.status_code, _decoded(response.content))
+
+    def _authority(self) -> ssl.SSLContext | bool:
+        if self._base.scheme != "https":
+            return False
+        try:
+            return ssl.create_default_context(cafile=self._ca_file or None)
+        except OSError as error:
+            raise NotReady(f"{self.what}: {self._ca_file} is no authority: {error}") from error
+
+    def _fault(self, error: httpx.HTTPError) -> str:
+        """Say in words what kept the server from answering."""
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            authority = self._ca_file or "the system's authorities"
+            return f": its certificate is not trusted by {authority}: {error}"
+        return f" cannot be reached: {error!r}"
+
+
+def _base_of(url: str, setting: str) -> tuple[httpx.URL, str | None]:
+    """Give the base of all requests' URLs, and the path of the Unix socket if there is one."""
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        parsed = httpx.URL("")
+    if parsed.scheme == "unix" and not parsed.host and parsed.path.startswith("/"):
+        return httpx.URL("http://localhost"), parsed.path
+    if parsed.scheme in ("tcp", "http", "https") and parsed.host and parsed.path in ("", "/"):
+        if parsed.scheme == "tcp":
+            parsed = parsed.copy_with(scheme="http", port=parsed.port or _DOCKER_PORT)
+        return parsed, None
+    raise InvalidInput(
+        setting, f"must be unix:///path, tcp://host:port or https://host:port, got {url!r}"
+    )
 
 
 def _decoded(data: bytes) -> Any:
