@@ -1,5 +1,9 @@
 import grpc
 import pytest
+from google.protobuf.any_pb2 import Any
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+from grpc_status import rpc_status
 
 from moesaic import errors
 from moesaic.cluster.rpc.channels import channel
@@ -8,18 +12,19 @@ from moesaic.v1 import admin_pb2 as pb
 from moesaic.v1 import admin_pb2_grpc
 
 
-class Failing(admin_pb2_grpc.AdminServiceServicer):
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-    async def GetInfo(self, request: pb.GetInfoRequest, context):
-        async with errors_as_status(context):
-            raise self.error
-
-
 async def failure_of(error: Exception) -> grpc.aio.AioRpcError:
+    async def failing(request: pb.GetInfoRequest, context):
+        async with errors_as_status(context):
+            raise error
+
+    return await failure_of_call(failing)
+
+
+async def failure_of_call(answer) -> grpc.aio.AioRpcError:
+    servicer = admin_pb2_grpc.AdminServiceServicer()
+    servicer.GetInfo = answer  # type: ignore[method-assign]
     server = grpc.aio.server()
-    admin_pb2_grpc.add_AdminServiceServicer_to_server(Failing(error), server)
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
@@ -30,6 +35,12 @@ async def failure_of(error: Exception) -> grpc.aio.AioRpcError:
             return caught.value
     finally:
         await server.stop(0)
+
+
+def status_of(info: ErrorInfo) -> bytes:
+    status = Status(code=8, message="full")
+    status.details.add().Pack(info)
+    return status.SerializeToString()
 
 
 EXAMPLES = [
@@ -59,9 +70,13 @@ async def test_an_error_arrives_as_what_it_was(error: errors.MoesaicError):
     arrived = as_error(failure, "peer")
 
     assert failure.code().name == error.grpc_status
-    metadata = dict(failure.trailing_metadata())
-    assert metadata["moesaic-code"] == error.code
-    assert ("moesaic-retry-after" in metadata) == error.retryable
+    status = rpc_status.from_call(failure)
+    assert status is not None
+    info, retry = ErrorInfo(), RetryInfo()
+    assert any(detail.Unpack(info) for detail in status.details)
+    assert (info.domain, info.reason) == ("moesaic", error.code.upper())
+    assert any(detail.Unpack(retry) for detail in status.details) == error.retryable
+    assert retry.retry_delay.ToTimedelta().total_seconds() == getattr(error, "retry_after_s", 0.0)
     assert type(arrived) is type(error)
     assert str(arrived) == str(error)
     assert vars(arrived) == vars(error)
@@ -85,19 +100,30 @@ async def test_a_peer_that_is_not_there_is_lost():
     assert "expert-7" in str(as_error(caught.value, "expert-7"))
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        b"\xff",
+        Status(code=9).SerializeToString(),
+        Status(code=8, message="full", details=[Any(value=b"\xff")]).SerializeToString(),
+        status_of(ErrorInfo(metadata={"class": "Unheard", "fields": "{}"})),
+        status_of(ErrorInfo(metadata={"class": "InvalidInput", "fields": '{"other": 1}'})),
+    ],
+)
+async def test_details_that_cannot_be_read_leave_the_status(told: bytes):
+    async def foreign(request: pb.GetInfoRequest, context):
+        details = (("grpc-status-details-bin", told),)
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", details)
+
+    failure = await failure_of_call(foreign)
+
+    assert str(as_error(failure, "e")) == "e: full; retry after 1 s"
+
+
 async def test_a_peer_that_does_not_answer_in_time_is_lost():
     async def silent(request: pb.GetInfoRequest, context):
         await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "")
 
-    servicer = Failing(RuntimeError())
-    servicer.GetInfo = silent  # type: ignore[method-assign]
-    server = grpc.aio.server()
-    admin_pb2_grpc.add_AdminServiceServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    async with channel(f"127.0.0.1:{port}") as connection:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await admin_pb2_grpc.AdminServiceStub(connection).GetInfo(pb.GetInfoRequest())
-    await server.stop(0)
+    failure = await failure_of_call(silent)
 
-    assert str(as_error(caught.value, "e")) == "e: no answer before the deadline"
+    assert str(as_error(failure, "e")) == "e: no answer before the deadline"

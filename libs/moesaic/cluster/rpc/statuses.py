@@ -1,8 +1,8 @@
 """Translation between our errors and gRPC statuses, for both ends of a call.
 
-An error travels as its status and text, for anyone, and in the trailing metadata, for us:
-``moesaic-error`` (the class), ``moesaic-code``, ``moesaic-fields`` (JSON) and, where a retry can
-help, ``moesaic-retry-after`` in seconds.
+An error travels as a ``google.rpc.Status``, which clients of all languages read: code, text, an
+``ErrorInfo`` (our stable code in capitals; class and fields as metadata) and, where a retry can
+help, a ``RetryInfo``.
 """
 
 import inspect
@@ -13,11 +13,16 @@ from typing import Any
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+from grpc_status import rpc_status
 
 from moesaic.errors import InvalidInput, MoesaicError, NotReady, Overloaded, PeerLost
 
 log = structlog.get_logger()
 
+_DOMAIN = "moesaic"
 _MAX_TEXT = 1000  # metadata shares a limit of 8 KiB
 _CLASSES = {error.__name__: error for error in MoesaicError.__subclasses__()}
 _LOST = {
@@ -47,13 +52,13 @@ async def errors_as_status(context: grpc.aio.ServicerContext[Any, Any]) -> Async
 
 def as_error(rpc_error: grpc.aio.AioRpcError, peer: str) -> MoesaicError:
     """Give the error of a failed call to ``peer``: the peer's own, or one by the status."""
-    metadata: dict[str, Any] = dict(rpc_error.trailing_metadata() or ())  # type: ignore[arg-type]  # pairs, in the stubs a class
-    known = _CLASSES.get(str(metadata.get("moesaic-error", "")))
-    if known is not None:
-        try:
-            return known(**json.loads(metadata["moesaic-fields"]))
-        except (KeyError, TypeError, ValueError):  # a peer of another version
-            pass
+    try:
+        told = rpc_status.from_call(rpc_error)  # type: ignore[arg-type]  # has what is read of a call
+        info = ErrorInfo()
+        if told is not None and any(detail.Unpack(info) for detail in told.details):
+            return _CLASSES[info.metadata["class"]](**json.loads(info.metadata["fields"]))
+    except (DecodeError, KeyError, TypeError, ValueError):  # a peer of another version
+        pass
     status, details = rpc_error.code(), rpc_error.details() or "no details"
     if status in _LOST:
         return PeerLost(peer, _cause(status, details))
@@ -78,18 +83,16 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: MoesaicErro
         for name in inspect.signature(type(error).__init__).parameters
         if hasattr(error, name)
     }
-    metadata = [
-        ("moesaic-error", type(error).__name__),
-        ("moesaic-code", error.code),
-        ("moesaic-fields", json.dumps(fields)),
-    ]
+    details = {"class": type(error).__name__, "fields": json.dumps(fields)}
+    code = grpc.StatusCode[error.grpc_status]
+    status = Status(code=code.value[0], message=str(error)[:_MAX_TEXT])
+    info = ErrorInfo(reason=error.code.upper(), domain=_DOMAIN, metadata=details)
+    status.details.add().Pack(info)
     if error.retryable:
-        metadata.append(("moesaic-retry-after", f"{getattr(error, 'retry_after_s', 0.0):g}"))
-    await context.abort(
-        grpc.StatusCode[error.grpc_status],
-        str(error)[:_MAX_TEXT],
-        trailing_metadata=tuple(metadata),
-    )
+        retry = RetryInfo()
+        retry.retry_delay.FromMilliseconds(round(getattr(error, "retry_after_s", 0.0) * 1000))
+        status.details.add().Pack(retry)
+    await context.abort(code, status.message, rpc_status.to_status(status).trailing_metadata)
 
 
 def _shortened(value: Any) -> Any:
