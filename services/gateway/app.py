@@ -13,10 +13,8 @@ from starlette.types import ASGIApp
 import moesaic
 from moesaic.errors import MoesaicError
 from moesaic.services.gateway.entry import Entry
-from moesaic.services.gateway.fields.bodies import InferenceWire
-from moesaic.services.gateway.fields.unsupported import check_extras
 from moesaic.services.gateway.gateway import Gateway, record_of
-from moesaic.services.gateway.http.direct import Enter, direct_routes
+from moesaic.services.gateway.http.json_route import JsonRoute
 from moesaic.services.gateway.http.problems import (
     HttpProblem,
     internal_error,
@@ -73,35 +71,28 @@ def make_app(gateway: Gateway) -> ASGIApp:
     for kind in (MoesaicError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _on_error)
     app.add_exception_handler(Exception, _on_unexpected)
-
-    def enter(body_type: type[BaseModel]) -> Enter | None:
-        return gateway.enter if issubclass(body_type, InferenceWire) else None
-
-    return Entry(app, direct_routes(_routes(), _refusal, check_extras, enter), gateway)
+    return Entry(app, gateway)
 
 
 def body_types() -> Iterator[tuple[str, type[BaseModel]]]:
     """Give the paths that take JSON, with the types of their bodies."""
-    for (_, path), route in direct_routes(
-        _routes(), _refusal, check_extras, lambda _: None
-    ).items():
-        yield path, route.body_type
+    for route in _routes():
+        if isinstance(route, JsonRoute) and route.body_type is not None:
+            yield route.path, route.body_type
 
 
 def _routes() -> Iterator[BaseRoute]:
     return (route for routes in ROUTERS for route in routes.router.routes)
 
 
-async def _on_error(request: Request, error: Exception) -> Response:
-    return _refusal(request, error)
-
-
 async def _on_unexpected(request: Request, error: Exception) -> Response:
     return _answer(request, internal_error(record_of(request).request_id))
 
 
-def _refusal(request: Request, error: Exception) -> Response:
+async def _on_error(request: Request, error: Exception) -> Response:
     """Answer an error of ours, of a validator, or of the framework: unknown paths and methods."""
+    # Some errors are kept and raised again and again: each time would keep one more request.
+    error.__traceback__ = None
     if isinstance(error, MoesaicError):
         return _answer(request, problem_of(error))
     if isinstance(error, RequestValidationError):

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import structlog
 from starlette.datastructures import Headers
@@ -28,11 +28,8 @@ BODY_S = 30.0  # longest pause within a request's body
 class Entry:
     """The layer around the routes of one gateway."""
 
-    def __init__(
-        self, app: ASGIApp, direct: Mapping[tuple[str, str], ASGIApp], gateway: Gateway
-    ) -> None:
-        """Wrap ``app``; ``direct`` has the routes that are called past it, by method and path."""
-        self._app, self._direct, self._gateway = app, direct, gateway
+    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
+        self._app, self._gateway = app, gateway
         self._max_body_bytes = gateway.settings.max_body_bytes
         self._guard = BrowserGuard(gateway.settings.host, gateway.settings.allowed_hosts)
 
@@ -86,10 +83,8 @@ class Entry:
             metrics.rejections.labels(refused.body.code).inc()
             record.fail(refused)
             return await refused.response()(scope, receive, send_noted)
-        route = self._direct.get((scope["method"], scope["path"]), self._app)
         try:
-            scope["app"] = self._app
-            await route(scope, _Bounded(receive, max_body_bytes), send_noted)
+            await self._app(scope, _Bounded(receive, max_body_bytes), send_noted)
             if not complete and not record.code:  # nobody else has noticed
                 record.fail(problem_of(ClientClosed()))
         except Exception:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from moesaic.services.gateway.files.shelf import Shelf
 from moesaic.services.gateway.files.store import Store
 from moesaic.services.gateway.http.problems import RouteNotEnabled
 from moesaic.services.gateway.http.request_record import RequestRecord, is_request_id, route_of
+from moesaic.services.gateway.http.turnstile import Lane, Turnstile
 from moesaic.services.gateway.language import Language
 from moesaic.services.gateway.readiness import Lacks, lacking_experts, lacks
 from moesaic.services.gateway.settings import GatewaySettings
@@ -38,6 +39,8 @@ class Gateway:
         idle: set while no request is in the house.
         defaults: the model's own, for fields that a request leaves out.
         store: of files and batches; None where they are not kept.
+        turnstile: that bodies pass one by one.
+        lane: the thread that reads long bodies.
     """
 
     def __init__(self, settings: GatewaySettings, language: Language) -> None:
@@ -54,6 +57,7 @@ class Gateway:
         self.idle.set()
         self.created = int(time.time())
         self.store = _store(settings)
+        self.turnstile, self.lane = Turnstile(), Lane()
         self._executions: set[Execution] = set()
 
     @property
@@ -84,18 +88,17 @@ class Gateway:
         if isinstance(body, InferenceWire) and is_request_id(body.request_id):
             record.request_id = body.request_id
 
-    def enter(self, record: RequestRecord, give_way: Callable[[str], bool]) -> None:
+    def enter(self, record: RequestRecord) -> None:
         """Count a request among those in the house, before it waits for anything; ``release`` ends that.
 
-        Args:
-            record: of the request.
-            give_way: sends one away that waits to begin, if somebody has to leave for a request of a tenant.
-
         Raises:
-            Overloaded: too many requests are in the house, or wait for workers.
+            Overloaded: too many requests are in the house, or wait for workers, and none waits for its turn that has
+                to leave for one of this tenant.
         """
         self._check_room(record, 1)
-        if self.num_inflight >= self.settings.max_inflight and not give_way(record.tenant):
+        if self.num_inflight >= self.settings.max_inflight and not self.turnstile.give_way(
+            record.tenant
+        ):
             metrics.rejections.labels("max_inflight").inc()
             raise Overloaded(f"{self.num_inflight} requests are in the house")
         self.num_inflight += 1

@@ -17,6 +17,7 @@ from moesaic.services.gateway.generate.speech import (
     tools_for_template,
     wanted_of,
 )
+from moesaic.services.gateway.http.json_route import JsonRoute
 from moesaic.services.gateway.http.openapi import INFERENCE, answers
 from moesaic.services.gateway.replies.generating import (
     ChatCompletion,
@@ -25,7 +26,7 @@ from moesaic.services.gateway.replies.generating import (
 )
 from moesaic.services.gateway.replies.logprobs import prompt_logprobs
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 @router.post(

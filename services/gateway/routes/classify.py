@@ -13,6 +13,7 @@ from moesaic.services.gateway.fields.classifying import ClassifyWire, LabelWire
 from moesaic.services.gateway.fields.unsupported import with_template
 from moesaic.services.gateway.gateway import Gateway
 from moesaic.services.gateway.http.disconnect import while_connected
+from moesaic.services.gateway.http.json_route import JsonRoute
 from moesaic.services.gateway.http.openapi import INFERENCE, answers
 from moesaic.services.gateway.http.problems import RouteNotEnabled
 from moesaic.services.gateway.http.reply import reply
@@ -20,7 +21,7 @@ from moesaic.services.gateway.language import PER_MESSAGE_CHARS
 from moesaic.services.gateway.replies.classifying import Classified, ClassifiedLabel, ClassifiedText
 from moesaic.services.gateway.score.reading import MAX_READS, Bounds, read_out
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/classify", responses=answers(Classified, errors=INFERENCE))

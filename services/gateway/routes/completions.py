@@ -10,13 +10,14 @@ from moesaic.services.gateway.generate.answers import begin
 from moesaic.services.gateway.generate.completion_shape import CompletionShape
 from moesaic.services.gateway.generate.deliver import Delivery
 from moesaic.services.gateway.generate.runs import LogprobCounts
+from moesaic.services.gateway.http.json_route import JsonRoute
 from moesaic.services.gateway.http.openapi import INFERENCE, answers
 from moesaic.services.gateway.language import Language
 from moesaic.services.gateway.replies.generating import Completion
 
 DEFAULT_MAX_TOKENS = 16
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/v1/completions", responses=answers(Completion, stream=Completion, errors=INFERENCE))

@@ -18,6 +18,7 @@ from moesaic.services.gateway.fields.decisions import (
 from moesaic.services.gateway.fields.unsupported import with_template
 from moesaic.services.gateway.gateway import Gateway
 from moesaic.services.gateway.http.disconnect import while_connected
+from moesaic.services.gateway.http.json_route import JsonRoute
 from moesaic.services.gateway.http.openapi import INFERENCE, answers
 from moesaic.services.gateway.http.reply import reply
 from moesaic.services.gateway.language import PER_MESSAGE_CHARS
@@ -35,7 +36,7 @@ from moesaic.services.gateway.replies.decisions import (
 )
 from moesaic.services.gateway.score.reading import Bounds, read_out
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/v1/decisions", responses=answers(Decisions, errors=INFERENCE))

@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from fastapi import APIRouter, Request, Response
+from fastapi import FastAPI, Request, Response
 from starlette.responses import PlainTextResponse
 
 from moesaic.api_keys import digest_of
 from moesaic.errors import Overloaded
-from moesaic.services.gateway.fields.tokenizing import DetokenizeWire
-from moesaic.services.gateway.http.direct import direct_routes
+from moesaic.services.gateway.fields.generating import CompletionWire
+from moesaic.services.gateway.http.json_route import JsonRoute
 from moesaic.services.gateway.http.request_record import RequestRecord
 from moesaic.services.gateway.http.turnstile import Lane, Turnstile
 from moesaic.services.gateway.workers.execution import WINDOW
@@ -319,37 +319,36 @@ async def test_a_worker_that_tells_no_limits_bounds_nothing(open_house, scripts)
     assert [answer.status_code for answer in answers] == [200] * 20
 
 
-async def test_what_is_refused_does_not_wait_for_a_turn() -> None:
-    router, order = APIRouter(), []
+async def test_what_is_refused_does_not_wait_for_a_turn(open_house, scripts, monkeypatch) -> None:
+    order: list[str] = []
 
-    @router.post("/asked")
-    async def asked(body: DetokenizeWire, request: Request) -> Response:
+    async def asked(body: CompletionWire, request: Request) -> Response:
         order.append("begun")
         return PlainTextResponse("yes")
 
-    def enter(record: RequestRecord, give_way: Any) -> None:
+    def enter(record: RequestRecord) -> None:
         if record.tenant == "late":
             raise Overloaded("there is no room")
 
-    def refuse(request: Request, error: Exception) -> Response:
-        order.append("refused")
-        return PlainTextResponse("no", 503)
+    answer = JsonRoute("/asked", asked, methods=["POST"]).get_route_handler()
 
-    found = direct_routes(router.routes, refuse, lambda body: [], lambda kind: enter)
-    content = b'{"tokens": [1]}'
-
-    async def call(tenant: str) -> None:
+    async def call(app: FastAPI, tenant: str) -> None:
         async def receive() -> Any:
-            return {"type": "http.request", "body": content, "more_body": False}
+            return {"type": "http.request", "body": b'{"prompt": [1]}', "more_body": False}
 
-        async def send(message: Any) -> None: ...
-
-        record = RequestRecord("r", "POST", tenant)
         headers = [(b"content-type", b"application/json")]
-        scope = {"type": "http", "headers": headers, "state": {"record": record}}
-        await found["POST", "/asked"](scope, receive, send)
+        record = RequestRecord("r", "POST", tenant)
+        scope = {"type": "http", "headers": headers, "state": {"record": record}, "app": app}
+        try:
+            await answer(Request(scope, receive))
+        except Overloaded:
+            order.append("refused")
 
-    await asyncio.gather(*(call("early") for _ in range(20)), call("late"))
+    async with open_house(scripts.anything) as house:
+        monkeypatch.setattr(house.gateway, "enter", enter)
+        app = FastAPI()
+        app.state.gateway = house.gateway
+        await asyncio.gather(*(call(app, "early") for _ in range(20)), call(app, "late"))
 
     assert order.index("refused") <= 2
     assert order.count("begun") == 20

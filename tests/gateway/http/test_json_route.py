@@ -1,16 +1,15 @@
-"""Routes that are called past the framework."""
+"""Routes that take a JSON body."""
 
 import pytest
 from fastapi import APIRouter, Request, Response
 
 from moesaic.errors import NotReady
-from moesaic.services.gateway.app import ROUTERS
+from moesaic.services.gateway.app import ROUTERS, body_types
 from moesaic.services.gateway.fields.tokenizing import TokenizeWire
-from moesaic.services.gateway.fields.unsupported import check_extras
 from moesaic.services.gateway.generate import answers
-from moesaic.services.gateway.http import direct
+from moesaic.services.gateway.http.json_route import JsonRoute
 
-DIRECT = {
+PATHS = {
     "/v1/chat/completions",
     "/v1/completions",
     "/classify",
@@ -28,27 +27,22 @@ DIRECT = {
 }
 
 
-def refuse(request: Request, error: Exception) -> Response:
-    return pytest.fail("not asked")
-
-
-def test_every_route_that_takes_a_json_body_is_direct() -> None:
+def test_every_route_that_takes_a_json_body_reads_it_by_our_rules() -> None:
     routes = [route for routes in ROUTERS for route in routes.router.routes]
 
-    found = direct.direct_routes(routes, refuse, check_extras, lambda _: None)
+    found = {route.path for route in routes if getattr(route, "body_field", None) is not None}
 
-    assert set(found) == {("POST", path) for path in DIRECT}
+    assert found == PATHS == {path for path, _ in body_types()}
 
 
 def test_a_route_that_needs_more_than_its_body_is_refused_at_the_start() -> None:
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
-    @router.post("/odd")
     async def odd(body: TokenizeWire, request: Request, after: str = "") -> Response:
         return Response(after)
 
     with pytest.raises(TypeError, match="/odd: expected async def"):
-        direct.direct_routes(router.routes, refuse, check_extras, lambda _: None)
+        router.post("/odd")(odd)
 
 
 @pytest.mark.parametrize(
