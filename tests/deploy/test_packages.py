@@ -76,7 +76,8 @@ def test_wheels_of_the_tree_and_of_the_source_archive_have_every_service(tmp_pat
 
     services = {
         f"moesaic/services/{path.relative_to(ROOT / 'services')}"
-        for path in (ROOT / "services").rglob("*.py")
+        for path in (ROOT / "services").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
     }
     assert {name.partition("/")[0] for name in of_tree} == {"moesaic"}
     assert services <= of_tree

@@ -7,7 +7,7 @@ from moesaic.api_keys import Scope
 
 NO_KEY = frozenset({"/livez", "/readyz", "/health"})
 PROBED = NO_KEY | {"/metrics"}  # asked every few seconds by machines
-ANY_KEY = frozenset({"/version", "/openapi.json", "/docs"})
+ANY_KEY = frozenset({"/version", "/openapi.json", "/docs", "/docs/rapidoc.js"})
 _SCOPES: dict[str, Scope] = {  # of these paths and all below them
     "/v1/files": "batch",
     "/v1/batches": "batch",
