@@ -4,13 +4,16 @@ A field of a body that is in none of these modules changes the answer and is ref
 (``unsupported``).
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, field_validator
 
+from moesaic.errors import InvalidInput
 from moesaic.services.gateway.fields.formats import BodyPart
 
 MAX_PROMPTS = 1024
+_TEXT_PARTS = ("text", "input_text", "output_text")
 NULL_IS_DEFAULT = {
     *("moesaic", "min_tokens", "n", "stop_token_ids", "ignore_eos", "stream"),
     *("skip_special_tokens", "include_stop_str_in_output"),
@@ -117,6 +120,25 @@ class TextPart(BodyPart):
 
     type: str
     text: str | None = None
+
+
+def checked_texts(content: str | Sequence[TextPart], field: str) -> str | list[str]:
+    """Give a content that is text, or the texts of its parts.
+
+    Raises:
+        InvalidInput: a part is no text, or has none; names ``field``.
+    """
+    if isinstance(content, str):
+        return content
+    texts = []
+    for part in content:
+        if part.type not in _TEXT_PARTS:
+            what = f"content of type {part.type[:40]!r} is not supported, only text"
+            raise InvalidInput(field, what, code="unsupported_parameter")
+        if part.text is None:
+            raise InvalidInput(field, f"a part of type {part.type!r} needs the field text")
+        texts.append(part.text)
+    return texts
 
 
 def as_list(value: str | list[str] | None) -> list[str]:

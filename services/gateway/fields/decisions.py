@@ -1,6 +1,5 @@
 """Body of ``/v1/decisions``: one input, and questions about it."""
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -15,11 +14,8 @@ from pydantic import (
 
 from moesaic.classification.decisions import Asked, Turn
 from moesaic.classification.forms import Label
-from moesaic.errors import InvalidInput
-from moesaic.services.gateway.fields.bodies import AskingWire, TextPart
+from moesaic.services.gateway.fields.bodies import AskingWire, TextPart, checked_texts
 from moesaic.services.gateway.fields.bounded import Bounded
-
-_TEXT_PARTS = ("text", "input_text", "output_text")
 
 Instructions = str | list[TextPart]
 Name = Annotated[str, Field(max_length=256)]
@@ -151,11 +147,6 @@ def named(value: str | bool) -> str:
     return value if isinstance(value, str) else str(value).lower()
 
 
-def _text(content: str | Sequence[TextPart], field: str) -> str:
-    if isinstance(content, str):
-        return content
-    for part in content:
-        if part.type not in _TEXT_PARTS or part.text is None:
-            what = f"content of type {part.type[:40]!r} is not supported, only text"
-            raise InvalidInput(field, what, code="unsupported_parameter")
-    return "\n".join(part.text or "" for part in content)
+def _text(content: Instructions, field: str) -> str:
+    texts = checked_texts(content, field)
+    return texts if isinstance(texts, str) else "\n".join(texts)

@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from moesaic.errors import InvalidInput
-from moesaic.services.gateway.fields.bodies import TextPart
+from moesaic.models.text.message_forms import REASONING_FIELDS
+from moesaic.services.gateway.fields.bodies import TextPart, checked_texts
 from moesaic.services.gateway.fields.formats import BodyPart
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-_TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 class CalledFunction(BodyPart):
@@ -64,7 +64,11 @@ class Message(BodyPart):
         instructs = self.role == "developer" and "developer" not in words
         turn: dict[str, Any] = {"role": "system" if instructs else self.role}
         if self.content is not None:
-            turn["content"] = _checked(self.content, f"{field}.content")
+            texts = checked_texts(self.content, f"{field}.content")
+            if not isinstance(texts, str):
+                turn["content"] = [{"type": "text", "text": text} for text in texts]
+            else:
+                turn["content"] = texts
         if self.role == "assistant":
             turn |= self._calls_and_reasoning()
         if self.role == "tool" and self.tool_call_id is not None:
@@ -82,7 +86,7 @@ class Message(BodyPart):
                 }
                 for call in self.tool_calls
             ]
-        for name in ("reasoning_content", "thinking", "reasoning"):
+        for name in REASONING_FIELDS:
             if (value := getattr(self, name)) is not None:
                 turn[name] = value
         return turn
@@ -99,17 +103,3 @@ def turns_of(messages: Sequence[Message], words: Collection[str] = ()) -> list[d
         InvalidInput: a turn has content other than text, a field that its role does not have, or an unknown role.
     """
     return [message.for_template(f"messages[{i}]", words) for i, message in enumerate(messages)]
-
-
-def _checked(content: str | list[TextPart], field: str) -> str | list[dict[str, str]]:
-    if isinstance(content, str):
-        return content
-    texts = []
-    for part in content:
-        if part.type not in _TEXT_PARTS:
-            what = f"content of type {part.type[:40]!r} is not supported, only text"
-            raise InvalidInput(field, what, code="unsupported_parameter")
-        if part.text is None:
-            raise InvalidInput(field, f"a part of type {part.type!r} needs the field text")
-        texts.append({"type": "text", "text": part.text})
-    return texts

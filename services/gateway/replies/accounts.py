@@ -1,6 +1,7 @@
 """Accounts of a request that every answer carries: the tokens it took, and their origin."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -63,6 +64,18 @@ class Provenance(msgspec.Struct, omit_defaults=True, kw_only=True):
     quality: Quality | None = None
     workers: list[str] | None = None
     prompt_version: str | None = None
+
+
+class ListReply(msgspec.Struct, kw_only=True):
+    """Fields of the answers that are lists: one result for each text, pair or item."""
+
+    id: str
+    object: str = "list"
+    created: int
+    model: str
+    data: list[Any]
+    usage: Usage
+    moesaic: Provenance
 
 
 def provenance_of(

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from moesaic.services.gateway.replies.accounts import Provenance, Usage
+from moesaic.services.gateway.replies.accounts import ListReply
 
 
 class ClassifiedLabel(msgspec.Struct, omit_defaults=True):
@@ -26,14 +26,8 @@ class ClassifiedText(msgspec.Struct):
     label_mass: float
 
 
-class Classified(msgspec.Struct, kw_only=True):
+class Classified(ListReply, kw_only=True):
     """Answer of ``/v1/classify``."""
 
-    id: str
-    object: str = "list"
-    created: int
-    model: str
     data: list[ClassifiedText]
-    usage: Usage
     method: str
-    moesaic: Provenance

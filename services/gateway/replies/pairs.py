@@ -2,7 +2,7 @@
 
 import msgspec
 
-from moesaic.services.gateway.replies.accounts import Provenance, Usage
+from moesaic.services.gateway.replies.accounts import ListReply, Provenance, Usage
 
 
 class PairScore(msgspec.Struct, kw_only=True):
@@ -14,16 +14,10 @@ class PairScore(msgspec.Struct, kw_only=True):
     label_mass: float
 
 
-class PairScores(msgspec.Struct, kw_only=True):
+class PairScores(ListReply, kw_only=True):
     """Answer of ``/v1/score``."""
 
-    id: str
-    object: str = "list"
-    created: int
-    model: str
     data: list[PairScore]
-    usage: Usage
-    moesaic: Provenance
 
 
 class RankedText(msgspec.Struct):
@@ -61,13 +55,7 @@ class ItemScore(msgspec.Struct, kw_only=True):
     label_mass: float
 
 
-class ItemScores(msgspec.Struct, kw_only=True):
+class ItemScores(ListReply, kw_only=True):
     """Answer of ``/generative_scoring``."""
 
-    id: str
-    object: str = "list"
-    created: int
-    model: str
     data: list[ItemScore]
-    usage: Usage
-    moesaic: Provenance

@@ -10,16 +10,13 @@ from moesaic.errors import InvalidInput
 from moesaic.services.gateway.admission import admit
 from moesaic.services.gateway.fields.bodies import as_list
 from moesaic.services.gateway.fields.classifying import ClassifyWire, LabelWire
-from moesaic.services.gateway.fields.unsupported import with_template
 from moesaic.services.gateway.gateway import Gateway
-from moesaic.services.gateway.http.disconnect import while_connected
 from moesaic.services.gateway.http.json_route import JsonRoute
 from moesaic.services.gateway.http.openapi import INFERENCE, answers
 from moesaic.services.gateway.http.problems import RouteNotEnabled
-from moesaic.services.gateway.http.reply import reply
 from moesaic.services.gateway.language import PER_MESSAGE_CHARS
 from moesaic.services.gateway.replies.classifying import Classified, ClassifiedLabel, ClassifiedText
-from moesaic.services.gateway.score.reading import MAX_READS, Bounds, read_out
+from moesaic.services.gateway.score.reading import MAX_READS, Bounds, list_reply, read_answers
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -32,24 +29,12 @@ async def classify(body: ClassifyWire, request: Request) -> Response:
     language = admitted.gateway.language
     num_chars = _num_chars(body, admitted.record.num_bytes)
     form, families, unknown = await language.work_waiting(num_chars, _ask, admitted.gateway, body)
-    admitted.record.ignored = with_template(admitted.record.ignored, unknown, ())
-    reading = read_out(admitted, families, "input")
-    told = await while_connected(request.receive, reading)
-    told.provenance.prompt_version = language.wording.version
+    told = await read_answers(admitted, request, families, "input", unknown)
 
     def answer() -> Response:
         texts = enumerate(told.logprobs)
-        return reply(
-            Classified(
-                id=admitted.answer_id,
-                created=admitted.created,
-                model=admitted.gateway.model_name,
-                data=[_text(i, assemble(form, found, body.top_k)) for i, found in texts],
-                usage=told.usage,
-                method=form.method,
-                moesaic=told.provenance,
-            )
-        )
+        data = [_text(i, assemble(form, found, body.top_k)) for i, found in texts]
+        return list_reply(Classified, admitted, told, data, method=form.method)
 
     return await language.work(len(families) * len(body.labels or ()), answer)
 

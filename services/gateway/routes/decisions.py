@@ -15,9 +15,7 @@ from moesaic.services.gateway.fields.decisions import (
     GradeWire,
     asked_of,
 )
-from moesaic.services.gateway.fields.unsupported import with_template
 from moesaic.services.gateway.gateway import Gateway
-from moesaic.services.gateway.http.disconnect import while_connected
 from moesaic.services.gateway.http.json_route import JsonRoute
 from moesaic.services.gateway.http.openapi import INFERENCE, answers
 from moesaic.services.gateway.http.reply import reply
@@ -34,7 +32,7 @@ from moesaic.services.gateway.replies.decisions import (
     ScoreAnswer,
     ValueProbability,
 )
-from moesaic.services.gateway.score.reading import Bounds, read_out
+from moesaic.services.gateway.score.reading import Bounds, read_answers
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -47,9 +45,7 @@ async def decide(body: DecisionsWire, request: Request) -> Response:
     questions, reads, unknown = await gateway.language.work_waiting(
         _num_chars(body, admitted.record.num_bytes), _ask, gateway, body
     )
-    admitted.record.ignored = with_template(admitted.record.ignored, unknown, ())
-    told = await while_connected(request.receive, read_out(admitted, [reads], "input"))
-    told.provenance.prompt_version = gateway.language.wording.version
+    told = await read_answers(admitted, request, [reads], "input", unknown)
 
     def answer() -> Response:
         asked = zip(body.questions, questions, told.logprobs[0], strict=True)

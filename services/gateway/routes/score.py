@@ -16,7 +16,6 @@ from moesaic.services.gateway.fields.pairs import (
     RerankWire,
     ScoreWire,
 )
-from moesaic.services.gateway.fields.unsupported import with_template
 from moesaic.services.gateway.gateway import Gateway
 from moesaic.services.gateway.http.disconnect import while_connected
 from moesaic.services.gateway.http.json_route import JsonRoute
@@ -32,7 +31,13 @@ from moesaic.services.gateway.replies.pairs import (
     RankedText,
     Ranking,
 )
-from moesaic.services.gateway.score.reading import Bounds, Readout, read_out
+from moesaic.services.gateway.score.reading import (
+    Bounds,
+    Readout,
+    list_reply,
+    read_answers,
+    read_out,
+)
 
 router = APIRouter(route_class=JsonRoute)
 Judged = ScoreWire | RerankWire
@@ -49,16 +54,7 @@ async def score(body: ScoreWire, request: Request) -> Response:
         PairScore(index=i, score=relevance, label_mass=mass)
         for i, (relevance, mass) in enumerate(_relevances(told))
     ]
-    return reply(
-        PairScores(
-            id=admitted.answer_id,
-            created=admitted.created,
-            model=admitted.gateway.model_name,
-            data=scores,
-            usage=told.usage,
-            moesaic=told.provenance,
-        )
-    )
+    return list_reply(PairScores, admitted, told, scores)
 
 
 @router.post("/rerank", responses=answers(Ranking, errors=INFERENCE))
@@ -100,16 +96,8 @@ async def score_items(body: GenerativeScoringWire, request: Request) -> Response
     told = await while_connected(request.receive, read_out(admitted, families, "items"))
 
     def answer() -> Response:
-        return reply(
-            ItemScores(
-                id=admitted.answer_id,
-                created=admitted.created,
-                model=admitted.gateway.model_name,
-                data=[_item(body, i, found) for i, found in enumerate(_in_order(told))],
-                usage=told.usage,
-                moesaic=told.provenance,
-            )
-        )
+        data = [_item(body, i, found) for i, found in enumerate(_in_order(told))]
+        return list_reply(ItemScores, admitted, told, data)
 
     return await language.work(len(body.items) * len(body.label_token_ids), answer)
 
@@ -132,11 +120,8 @@ async def _judge(admitted: Admitted[Judged], request: Request, pairs: Pairs) -> 
     num_chars = sum(map(len, queries)) + sum(map(len, pairs.documents))
     num_chars += len(queries) * PER_MESSAGE_CHARS
     families, unknown = await gateway.language.work_waiting(num_chars, ask)
-    admitted.record.ignored = with_template(admitted.record.ignored, unknown, ())
     field, _, _ = pairs.fields[0].partition("[")
-    told = await while_connected(request.receive, read_out(admitted, families, field))
-    told.provenance.prompt_version = gateway.language.wording.version
-    return told
+    return await read_answers(admitted, request, families, field, unknown)
 
 
 def _item(body: GenerativeScoringWire, index: int, logprobs: list[float]) -> ItemScore:

@@ -8,13 +8,26 @@ import math
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
 
 from moesaic.classification.candidates import Candidates, Read
 from moesaic.errors import InvalidInput, MoesaicError
 from moesaic.services.gateway.admission import Admitted
 from moesaic.services.gateway.fields.bodies import InferenceWire
+from moesaic.services.gateway.fields.unsupported import with_template
 from moesaic.services.gateway.gateway import Gateway
-from moesaic.services.gateway.replies.accounts import Provenance, Usage, provenance_of, usage_of
+from moesaic.services.gateway.http.disconnect import while_connected
+from moesaic.services.gateway.http.reply import reply
+from moesaic.services.gateway.replies.accounts import (
+    ListReply,
+    Provenance,
+    Usage,
+    provenance_of,
+    usage_of,
+)
 from moesaic.services.gateway.workers.failures import WorkFailed
 from moesaic.services.gateway.workers.run import RequestTerms, Run
 from moesaic.v1.attention_pb2 import Candidate, Finished, Generation, Scores, Scoring
@@ -81,6 +94,44 @@ async def read_out(
         [[next(told) for _ in family] for family in families],
         usage_of(record.prompt_tokens, 0, record.cached_tokens),
         provenance_of(finished, runs, record.cached_tokens, admitted.body.moesaic.provenance),
+    )
+
+
+async def read_answers(
+    admitted: Admitted[InferenceWire],
+    request: Request,
+    families: Sequence[Family],
+    field: str,
+    unknown: Sequence[str],
+) -> Readout:
+    """Read the answers to questions in this suite's words, unless the client disconnects; see ``read_out``.
+
+    ``unknown`` names the keywords that the chat template does not read.
+    """
+    admitted.record.ignored = with_template(admitted.record.ignored, unknown, ())
+    told = await while_connected(request.receive, read_out(admitted, families, field))
+    told.provenance.prompt_version = admitted.gateway.language.wording.version
+    return told
+
+
+def list_reply(
+    kind: type[ListReply],
+    admitted: Admitted[InferenceWire],
+    told: Readout,
+    data: list[Any],
+    **others: Any,
+) -> Response:
+    """Answer with a list of results; ``others`` are the fields that only this kind has."""
+    return reply(
+        kind(
+            id=admitted.answer_id,
+            created=admitted.created,
+            model=admitted.gateway.model_name,
+            data=data,
+            usage=told.usage,
+            moesaic=told.provenance,
+            **others,
+        )
     )
 
 

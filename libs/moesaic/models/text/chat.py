@@ -7,7 +7,7 @@ from typing import Any
 
 from moesaic.errors import CheckpointError, InvalidInput
 from moesaic.models.configuration.tokenizer_files import read_special_tokens
-from moesaic.models.text.message_forms import MessageForms, whole_tools
+from moesaic.models.text.message_forms import REASONING_FIELDS, MessageForms, whole_tools
 from moesaic.models.text.program import Program, TemplateRefusal
 from moesaic.models.text.template_files import DEFAULT, TOOL_USE, read_templates
 
@@ -15,8 +15,6 @@ Messages = Sequence[Mapping[str, Any]]
 _ALWAYS: dict[str, Any] = {"tools": None, "documents": None}
 # A private character that no text has. A template that strips blanks removes only the blank after it.
 _MARK = "\U0010fff0 "
-# Names of one field; the first one in a message is used.
-_REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class ChatTemplate:
@@ -202,7 +200,7 @@ def with_texts(value: Any, change: Callable[[str], str]) -> Any:
 def _normal(message: Mapping[str, Any]) -> dict[str, Any]:
     """Leave out null fields, and give reasoning under both names that ``transformers`` gives it."""
     told = {name: value for name, value in message.items() if value is not None}
-    reasoning = next((told[name] for name in _REASONING if name in told), None)
+    reasoning = next((told[name] for name in REASONING_FIELDS if name in told), None)
     if reasoning is None:
         return told
     return {"thinking": reasoning, **told, "reasoning_content": reasoning}

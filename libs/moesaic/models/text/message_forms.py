@@ -15,6 +15,9 @@ from typing import Any, Literal
 from moesaic.models.text.call_messages import CALL_FORMS, PROBE, TOOL, CallMessages
 from moesaic.models.text.program import TemplateRefusal
 
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+"""Names of one field of messages; the first one in a message is used."""
+
 Message = Mapping[str, Any]
 _Form = Literal["text", "parts"]
 _FIRST, _SECOND = "probe_first", "probe_second"
