@@ -1,20 +1,22 @@
 """Settings of an edge agent."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from moesaic.services.attention.settings import AttentionSettings
+from moesaic.services.expert.settings import ExpertHostSettings
 
 
-class EdgeAgentSettings(AttentionSettings):
+class EdgeAgentSettings(AttentionSettings, ExpertHostSettings):
     """Settings of an edge agent: those of an attention worker, and of the experts here."""
 
     dispatches: ClassVar[tuple[str, ...]] = ("collaborative",)
     groups: ClassVar[Mapping[str, str]] = {
         "memory_bytes": "Site",
         **AttentionSettings.groups,
+        "activation_window_s": "Site",
         "weights_port": "Network",
     }
 
@@ -45,25 +47,9 @@ class EdgeAgentSettings(AttentionSettings):
         True,
         description="read experts from files while serving, where no other site has them for less",
     )
-    weights_port: int = Field(
-        0,
-        ge=0,
-        le=65535,
-        description="TCP port for workers that fetch experts; 0 takes a free one",
-    )
-    activation_window_s: float = Field(
-        5.0,
-        ge=0.1,
-        le=3600,
-        description="how often to tell the scheduler which experts this site's requests chose",
-    )
     profile_interval_s: float = Field(
         5.0, ge=0.1, le=3600, description="how often to tell the scheduler of links and memory"
     )
-
-    @model_validator(mode="after")
-    def _data_can_be_dialled(self) -> Self:
-        return self._must_be_dialled("data_host")
 
     @property
     def site_name(self) -> str:

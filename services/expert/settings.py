@@ -8,12 +8,34 @@ from pydantic import Field, model_validator
 from moesaic.settings import ModelSettings
 
 
-class ExpertSettings(ModelSettings):
+class ExpertHostSettings(ModelSettings):
+    """Settings of all that hold experts: expert workers and edge agents."""
+
+    activation_window_s: float = Field(
+        5.0,
+        ge=0.1,
+        le=3600,
+        description="how often to tell the scheduler which experts batches activate",
+    )
+    weights_port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="TCP port for workers that fetch experts; 0 takes a free one",
+    )
+
+    @model_validator(mode="after")
+    def _data_can_be_dialled(self) -> Self:
+        return self._must_be_dialled("data_host")
+
+
+class ExpertSettings(ExpertHostSettings):
     """Settings of an expert worker."""
 
     groups: ClassVar[Mapping[str, str]] = {
         "model": "Model",
         "slots_per_layer": "Experts",
+        "activation_window_s": "Experts",
         **ModelSettings.groups,
         "weights_port": "Network",
     }
@@ -34,24 +56,7 @@ class ExpertSettings(ModelSettings):
         description="on a CUDA device: before work is taken, run the kernels for batches of up to so many rows; "
         "0: compile them when batches come",
     )
-    activation_window_s: float = Field(
-        5.0,
-        ge=0.1,
-        le=3600,
-        description="how often to tell the scheduler which experts batches activate",
-    )
-    weights_port: int = Field(
-        0,
-        ge=0,
-        le=65535,
-        description="TCP port for workers that fetch experts; 0 takes a free one",
-    )
-
     standby: bool = Field(
         False,
         description="begin on standby: registered and warm, but in no placement until it is activated",
     )
-
-    @model_validator(mode="after")
-    def _data_can_be_dialled(self) -> Self:
-        return self._must_be_dialled("data_host")

@@ -2,10 +2,10 @@
 
 import asyncio
 import contextlib
-import json
 from collections import Counter
 from contextlib import ExitStack
 
+import msgspec
 import structlog
 from starlette.types import ASGIApp
 
@@ -140,7 +140,7 @@ class BatchRunner:
             num_tries += 1
             asked = answer.headers.get("retry-after"), answer.headers.get("x-should-retry")
             wait_s = retry_wait_s(num_tries, answer.status, *asked)
-            content = await asyncio.to_thread(json.loads, answer.body)
+            content = await asyncio.to_thread(msgspec.json.decode, answer.body)
             num_failures += _is_failure(answer, content)
             if wait_s is None or num_failures == MAX_FAILURES:
                 request_id = answer.headers.get("x-request-id", request_id)

@@ -1,10 +1,11 @@
 """The speech of a chat's answers: which calls they may have, how they are read, and what binds them."""
 
 import functools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import msgspec
 
 from moesaic.errors import InvalidInput
 from moesaic.models.text.dialects.dialect import NOTHING, Body, Dialect, Wanted
@@ -176,12 +177,12 @@ def _body_of(asked: Grammar) -> Body | None:
     kind = asked.WhichOneof("kind")
     if kind == "json_schema":
         try:
-            json.loads(asked.json_schema)
+            msgspec.json.decode(asked.json_schema)
         except ValueError:
             return None  # the worker says what is wrong with it
         return lambda rules: rules.add(f"%json {asked.json_schema}")
     if kind == "choice":
-        return lambda rules: _choice_rule(rules, json.loads(asked.choice))
+        return lambda rules: _choice_rule(rules, msgspec.json.decode(asked.choice))
     if kind == "regex":
         return lambda rules: rules.add(f"/{slashes_escaped(asked.regex)}/")
     return None

@@ -12,7 +12,12 @@ from moesaic.errors import MoesaicError
 from moesaic.services.gateway import metrics
 from moesaic.services.gateway.http import sse
 from moesaic.services.gateway.http.disconnect import ClientClosed, while_connected
-from moesaic.services.gateway.http.problems import HttpProblem, internal_error, problem_of
+from moesaic.services.gateway.http.problems import (
+    ErrorReply,
+    HttpProblem,
+    internal_error,
+    problem_of,
+)
 from moesaic.services.gateway.http.request_record import RequestRecord
 from moesaic.services.gateway.workers.failures import SlowClient
 
@@ -58,7 +63,7 @@ class EventStream(Response):
                     if not body.begun:
                         self._ended = True
                         return await ending.response()(scope, receive, send)
-                    await body.write(sse.event({"error": ending.body}))
+                    await body.write(sse.event(ErrorReply(ending.body)))
                 self._ended = True
                 await body.write(sse.DONE, last=True)
             except TimeoutError:

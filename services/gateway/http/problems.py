@@ -55,14 +55,14 @@ class HttpProblem(msgspec.Struct):
     retry_after_s: float | None = None
     others: dict[str, str] = {}  # headers that its status asks for
 
+    @property
+    def content(self) -> bytes:
+        """The body as JSON."""
+        return msgspec.json.encode(ErrorReply(self.body))
+
     def response(self) -> Response:
         """Make the whole HTTP answer."""
-        return Response(
-            msgspec.json.encode(ErrorReply(self.body)),
-            self.status,
-            self.headers(),
-            "application/json",
-        )
+        return Response(self.content, self.status, self.headers(), "application/json")
 
     def headers(self) -> dict[str, str]:
         """Make the headers of an error.

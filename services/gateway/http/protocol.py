@@ -6,13 +6,12 @@ from http import HTTPStatus
 from typing import Any
 
 import httptools
-import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from moesaic.open_files import connections_within
 from moesaic.services.gateway.http.heads import fault_of, fault_of_length, split_target
-from moesaic.services.gateway.http.problems import ErrorReply, HttpProblem, problem
+from moesaic.services.gateway.http.problems import HttpProblem, problem
 
 # Of a request's first line and headers, beside other bytes of the same packet.
 MAX_HEAD_BYTES = 64 << 10
@@ -299,16 +298,15 @@ class BoundedHttp(HttpToolsProtocol):
         """Send the last answer, and close the connection."""
         if self.transport.is_closing():
             return
-        body = msgspec.json.encode(ErrorReply(why.body))
         headers = [
             *self.server_state.default_headers,
             (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % len(body)),
+            (b"content-length", b"%d" % len(why.content)),
             (b"connection", b"close"),
         ]
         head = f"HTTP/1.1 {why.status} {HTTPStatus(why.status).phrase}\r\n".encode()
         lines = b"".join(b"%b: %b\r\n" % header for header in headers)
-        self.transport.write(b"%b%b\r\n%b" % (head, lines, body))
+        self.transport.write(b"%b%b\r\n%b" % (head, lines, why.content))
         self._linger()
 
     def hang_up(self) -> None:
