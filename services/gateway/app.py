@@ -14,7 +14,6 @@ import moesaic
 from moesaic.errors import MoesaicError
 from moesaic.services.gateway.entry import Entry
 from moesaic.services.gateway.gateway import Gateway, record_of
-from moesaic.services.gateway.http.json_route import JsonRoute
 from moesaic.services.gateway.http.problems import (
     HttpProblem,
     internal_error,
@@ -34,6 +33,7 @@ from moesaic.services.gateway.routes import (
     model,
     score,
 )
+from moesaic.services.gateway.routes.json_route import JsonRoute
 
 _CODES = {
     400: "invalid_request",

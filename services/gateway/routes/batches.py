@@ -16,10 +16,10 @@ from moesaic.services.gateway.fields.formats import BodyPart
 from moesaic.services.gateway.files.disk import NoSuch, new_id, on_disk
 from moesaic.services.gateway.files.shelf import BatchRecord
 from moesaic.services.gateway.gateway import record_of, shelf_of, store_of
-from moesaic.services.gateway.http.json_route import JsonRoute
 from moesaic.services.gateway.http.openapi import answers
 from moesaic.services.gateway.http.reply import reply
 from moesaic.services.gateway.routes.files import ABSENT, ERRORS, LONGEST_S, SHORTEST_S
+from moesaic.services.gateway.routes.json_route import JsonRoute
 from moesaic.services.gateway.routes.pages import Page, page_of
 
 router = APIRouter(route_class=JsonRoute)

@@ -17,7 +17,6 @@ from moesaic.services.gateway.generate.speech import (
     tools_for_template,
     wanted_of,
 )
-from moesaic.services.gateway.http.json_route import JsonRoute
 from moesaic.services.gateway.http.openapi import INFERENCE, answers
 from moesaic.services.gateway.replies.generating import (
     ChatCompletion,
@@ -25,6 +24,7 @@ from moesaic.services.gateway.replies.generating import (
     PromptLogprobs,
 )
 from moesaic.services.gateway.replies.logprobs import prompt_logprobs
+from moesaic.services.gateway.routes.json_route import JsonRoute
 
 router = APIRouter(route_class=JsonRoute)
 

@@ -10,10 +10,10 @@ from moesaic.services.gateway.generate.answers import begin
 from moesaic.services.gateway.generate.completion_shape import CompletionShape
 from moesaic.services.gateway.generate.deliver import Delivery
 from moesaic.services.gateway.generate.runs import LogprobCounts
-from moesaic.services.gateway.http.json_route import JsonRoute
 from moesaic.services.gateway.http.openapi import INFERENCE, answers
 from moesaic.services.gateway.language import Language
 from moesaic.services.gateway.replies.generating import Completion
+from moesaic.services.gateway.routes.json_route import JsonRoute
 
 DEFAULT_MAX_TOKENS = 16
 

@@ -16,7 +16,6 @@ from moesaic.services.gateway.fields.decisions import (
     asked_of,
 )
 from moesaic.services.gateway.gateway import Gateway
-from moesaic.services.gateway.http.json_route import JsonRoute
 from moesaic.services.gateway.http.openapi import INFERENCE, answers
 from moesaic.services.gateway.http.reply import reply
 from moesaic.services.gateway.language import PER_MESSAGE_CHARS
@@ -32,6 +31,7 @@ from moesaic.services.gateway.replies.decisions import (
     ScoreAnswer,
     ValueProbability,
 )
+from moesaic.services.gateway.routes.json_route import JsonRoute
 from moesaic.services.gateway.score.reading import Bounds, read_answers
 
 router = APIRouter(route_class=JsonRoute)

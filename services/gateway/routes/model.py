@@ -11,10 +11,10 @@ from moesaic.services.gateway.fields.messages import turns_of
 from moesaic.services.gateway.fields.tokenizing import DetokenizeWire, TokenizeWire
 from moesaic.services.gateway.fields.unsupported import with_template
 from moesaic.services.gateway.gateway import Gateway, gateway_of, record_of
-from moesaic.services.gateway.http.json_route import JsonRoute
 from moesaic.services.gateway.http.openapi import READS_BODY, answers
 from moesaic.services.gateway.http.reply import reply
 from moesaic.services.gateway.language import MAX_LISTED, SHORT_CHARS
+from moesaic.services.gateway.routes.json_route import JsonRoute
 
 router = APIRouter(route_class=JsonRoute)
 

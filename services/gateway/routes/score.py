@@ -18,7 +18,6 @@ from moesaic.services.gateway.fields.pairs import (
 )
 from moesaic.services.gateway.gateway import Gateway
 from moesaic.services.gateway.http.disconnect import while_connected
-from moesaic.services.gateway.http.json_route import JsonRoute
 from moesaic.services.gateway.http.openapi import INFERENCE, answers
 from moesaic.services.gateway.http.reply import reply
 from moesaic.services.gateway.language import PER_MESSAGE_CHARS, Language
@@ -31,6 +30,7 @@ from moesaic.services.gateway.replies.pairs import (
     RankedText,
     Ranking,
 )
+from moesaic.services.gateway.routes.json_route import JsonRoute
 from moesaic.services.gateway.score.reading import (
     Bounds,
     Readout,

@@ -12,9 +12,9 @@ from starlette.responses import PlainTextResponse
 from moesaic.api_keys import digest_of
 from moesaic.errors import Overloaded
 from moesaic.services.gateway.fields.generating import CompletionWire
-from moesaic.services.gateway.http.json_route import JsonRoute
 from moesaic.services.gateway.http.request_record import RequestRecord
 from moesaic.services.gateway.http.turnstile import Lane, Turnstile
+from moesaic.services.gateway.routes.json_route import JsonRoute
 from moesaic.services.gateway.workers.execution import WINDOW
 from moesaic.v1 import attention_pb2 as pb
 from tests.waiting import until

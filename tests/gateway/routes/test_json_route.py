@@ -7,7 +7,7 @@ from moesaic.errors import NotReady
 from moesaic.services.gateway.app import ROUTERS, body_types
 from moesaic.services.gateway.fields.tokenizing import TokenizeWire
 from moesaic.services.gateway.generate import answers
-from moesaic.services.gateway.http.json_route import JsonRoute
+from moesaic.services.gateway.routes.json_route import JsonRoute
 
 PATHS = {
     "/v1/chat/completions",
