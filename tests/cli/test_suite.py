@@ -1,11 +1,10 @@
 import pytest
 
 from moesaic.cli.checks.sizes import read_memory
-from moesaic.cli.suite.background import foreground_flags
+from moesaic.cli.suite.options import SuiteOptions
 from moesaic.cli.suite.processes import (
     STOP_ORDER,
     Service,
-    SuiteOptions,
     module_of,
     roles_of,
     services_of,
@@ -54,7 +53,7 @@ def test_further_workers_begin_on_standby_and_the_others_have_slots_for_all_expe
     assert resting == ["expert-2", "expert-3", "attention-1"]
     experts = [service for service in services if service.role == "expert"]
     assert {flag(expert, "--slots-per-layer") for expert in experts} == {"16"}
-    flags = foreground_flags(wanted, 60)
+    flags = wanted.flags
     assert flags[flags.index("--standby-experts") + 1] == "2"
 
 
@@ -120,7 +119,7 @@ def test_experts_are_offloaded_where_that_is_asked_for() -> None:
 
 def test_agents_have_the_memory_and_the_threads_that_they_share() -> None:
     sizes = (40_000_000, 40_000_000, 80_000_000)
-    edge = options(topology="edge", agents=3, memory_bytes=sizes)
+    edge = options(topology="edge", agents=3, memory="40M,40M,80M")
 
     services = services_of(edge, num_experts=32, cores=6)
 
@@ -148,9 +147,9 @@ def test_a_role_has_a_module_and_a_place_in_the_order_of_stopping() -> None:
 
 
 def test_a_detached_suite_has_the_same_agents() -> None:
-    edge = options(topology="edge", agents=2, memory_bytes=(40_000_000, 1 << 30))
+    edge = options(topology="edge", agents=2, memory="40M,1GiB")
 
-    flags = foreground_flags(edge, 60)
+    flags = edge.flags
 
     assert flags[flags.index("--agents") + 1] == "2"
     assert read_memory(flags[flags.index("--memory") + 1], 2) == edge.memory_bytes

@@ -235,7 +235,7 @@ def test_flags_and_threads_reach_the_services(start: Start, suite: Wait, house: 
             "--worker-id: the suite sets this itself",
         ),
         (["--secret", "hidden"], {}, 2, "--secret: give it as MOESAIC_SECRET"),
-        (["--kv-blocks"], {}, 2, "--kv-blocks: a value is needed"),
+        (["--kv-blocks"], {}, 2, "Option '--kv-blocks' requires an a"),
         (["-x"], {}, 2, "-x: there is no such flag"),
         ([], {"MOESAIC_ATTENSION": "2"}, 2, "MOESAIC_ATTENSION: there is no such variable"),
         (

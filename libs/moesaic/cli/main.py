@@ -26,6 +26,7 @@ from moesaic.cli.commands import (
     trace,
     up,
 )
+from moesaic.cli.suite.service_settings import SettingsCommand
 from moesaic.cli.terminal.console import say
 from moesaic.cli.terminal.outcome import CommandError, Exit
 from moesaic.errors import MoesaicError
@@ -37,11 +38,9 @@ app = typer.Typer(
 )
 # All words behind the role, --help included, are the service's.
 PASS_THROUGH = {"allow_extra_args": True, "allow_interspersed_args": False}
-# Flags of services are unknown to typer; the command reads them itself.
-EXPLAINING = {"allow_extra_args": True, "ignore_unknown_options": True}
 
-app.command(context_settings=EXPLAINING)(up.up)
-app.command(context_settings=EXPLAINING)(plan.plan)
+app.command(cls=SettingsCommand)(up.up)
+app.command(cls=SettingsCommand)(plan.plan)
 app.command()(up.down)
 app.command()(status.status)
 app.command()(token.token)
@@ -58,7 +57,7 @@ app.add_typer(experts.app, name="experts")
 app.add_typer(brownout.app, name="brownout")
 app.add_typer(scale.app, name="scale")
 app.add_typer(simulate.app, name="simulate")
-app.command(context_settings=PASS_THROUGH)(serve.serve)
+app.command(cls=serve.RoleCommand, context_settings=PASS_THROUGH)(serve.serve)
 
 
 def _print_version(wanted: bool) -> None:

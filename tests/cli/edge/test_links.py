@@ -14,7 +14,8 @@ from moesaic.cli.machine.links.cables import Cable, CableNetwork, cut, heal, set
 from moesaic.cli.machine.links.link import LinkShape, read_link
 from moesaic.cli.machine.links.network import NAMESPACES, forwarding_command, joined
 from moesaic.cli.machine.state import SuiteState
-from moesaic.cli.suite.processes import SuiteOptions, services_of
+from moesaic.cli.suite.options import SuiteOptions
+from moesaic.cli.suite.processes import services_of
 from moesaic.cli.suite.supervisor import command_of
 from moesaic.cli.terminal.outcome import CommandError, Exit
 
@@ -94,7 +95,7 @@ def test_agents_with_cables_are_machines_of_their_own() -> None:
     network = CableNetwork(switch="s", cables=cables, own_port="own", delay_us=2000, netem=False)
     options = SuiteOptions(
         topology="edge", model="m", attention=1, experts=2, slots_per_layer=0, agents=3,
-        link=LinkShape(500 * MBIT, 2000), host="127.0.0.1", port=8000,
+        link="500mbit,2ms", host="127.0.0.1", port=8000,
     )  # fmt: skip
 
     links, scheduler, agent, *_, gateway = services_of(options, 32, 2, network)

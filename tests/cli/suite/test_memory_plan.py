@@ -22,8 +22,9 @@ from moesaic.cli.suite.fitting import (
     what_fits,
 )
 from moesaic.cli.suite.memory_plan import MIB, MOVING, SuiteMemory, plan_suite
-from moesaic.cli.suite.processes import Setting, SuiteOptions, services_of
-from moesaic.cli.suite.service_settings import check_settings, service_flags
+from moesaic.cli.suite.options import SuiteOptions
+from moesaic.cli.suite.processes import services_of
+from moesaic.cli.suite.service_settings import check_settings, given_settings
 from moesaic.cli.terminal.outcome import CommandError
 from moesaic.models.configuration.config import ModelConfig, load_config
 
@@ -41,13 +42,10 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def options_of(model: Path, *flags: str, **changes: Any) -> SuiteOptions:
-    options = SuiteOptions(
-        topology="local", model=str(model), attention=1, experts=2, slots_per_layer=0, agents=3,
-        host="127.0.0.1", port=0,
-    )  # fmt: skip
-    options = replace(options, **changes)
-    settings: tuple[Setting, ...] = service_flags(flags, (), options.topology)
-    return replace(options, settings=settings)
+    options = SuiteOptions(**{"topology": "local", "model": str(model), **changes})
+    words = [flag.removeprefix("--").partition("=") for flag in flags]
+    values = {name.replace("-", "_"): value for name, _, value in words}
+    return replace(options, settings=given_settings(values, options.topology))
 
 
 def parts_of(options: SuiteOptions) -> tuple[SuiteOptions, ModelConfig, Mapping[str, Any]]:
@@ -149,8 +147,11 @@ def test_each_way_out_that_is_named_fits(model: Path) -> None:
     for mib in range(600, 1500, 50):
         available = {MACHINE: mib * MIB}
         for line in what_fits(options, config, settings, available):
-            flags = line.partition(":")[0].split(" ")
-            if flags[0] == "--offload":
+            words = line.partition(":")[0].split(" ")
+            flags = [
+                f"{flag}={value}" for flag, value in zip(words[::2], words[1::2], strict=False)
+            ]
+            if words[0] == "--offload":
                 continue
             again = parts_of(options_of(model, *flags))
             assert plan_suite(*again, available).fits, (mib, flags)
@@ -159,7 +160,7 @@ def test_each_way_out_that_is_named_fits(model: Path) -> None:
 
 
 def test_a_limit_of_an_agent_is_its_memory(model: Path) -> None:
-    options = options_of(model, topology="edge", memory_bytes=(GIB, GIB, 2 * GIB))
+    options = options_of(model, topology="edge", memory="1GiB,1GiB,2GiB")
     limits = [p.parts["limit"] for p in plan(options).processes if p.role == "edge-agent"]
     assert limits == [GIB, GIB, 2 * GIB]
 
@@ -261,7 +262,7 @@ def test_experts_that_move_stay_within_what_may_be_taken(model: Path, available:
 
 
 def test_a_limit_of_the_user_stays(model: Path) -> None:
-    options = options_of(model, "--max-expert-bytes", "1000000000", topology="disaggregated")
+    options = options_of(model, "--max-expert-bytes=1000000000", topology="disaggregated")
     _, _, settings = parts_of(options)
     assert experts_environment(plan(options), settings) == {}
     alone = options_of(model)

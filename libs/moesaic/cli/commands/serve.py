@@ -1,11 +1,26 @@
 """``moesaic serve``: run one service in this process."""
 
 import sys
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand
 
 Role = Literal["gateway", "attention", "expert", "scheduler", "edge-agent"]
+
+
+class RoleCommand(TyperCommand):
+    """A command that hands its words to a service, whose flags it completes."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """List its own parameters; for completion behind a role, also the settings of that service."""
+        own, role = super().get_params(ctx), ctx.params.get("role")
+        if not ctx.resilient_parsing or role is None:
+            return own
+        from moesaic.cli.suite.service_settings import options_of, settings_model
+        from moesaic.usage.reading import flags_in
+
+        return [*own, *options_of(flags_in(settings_model(role)))]
 
 
 def serve(

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from moesaic.cli.machine.links.network import sweep
 from moesaic.cli.machine.state import StateFile, SuiteState
 from moesaic.cli.suite.child import last_lines
-from moesaic.cli.suite.processes import SuiteOptions
 from moesaic.cli.terminal.outcome import CommandError, Exit
 
 POLL_S = 0.1
@@ -61,43 +60,6 @@ def start_in_background(flags: Sequence[str], environment: Mapping[str, str]) ->
     lines = [line.removeprefix("moesaic: ") for line in last_lines(log, 30)]
     said = "\n".join(lines) or f"it said nothing: is there room for {log}?"
     raise CommandError(f"the suite did not start\n{said}", _status(supervisor))
-
-
-def foreground_flags(options: SuiteOptions, timeout: float) -> list[str]:
-    """Give the flags of ``moesaic up`` for the same suite in the foreground.
-
-    The API key is not among them: every user of the machine can read flags.
-    """
-    flags = {
-        "--topology": options.topology,
-        "--model": options.model,
-        "--host": options.host,
-        "--port": options.port,
-        "--timeout": timeout,
-        "--memory-fraction": options.memory_fraction,
-        "--devices": options.devices,
-    }
-    if options.topology == "edge":
-        flags["--agents"] = options.agents
-        if options.memory_bytes:
-            flags["--memory"] = ",".join(f"{size}B" for size in options.memory_bytes)
-        if options.link:
-            flags["--link"] = options.link.text
-    else:
-        flags["--attention"] = options.attention
-    if options.topology == "disaggregated":
-        flags["--experts"] = options.experts
-        flags["--standby-attention"] = options.standby_attention
-        flags["--standby-experts"] = options.standby_experts
-        if options.slots_per_layer:
-            flags["--slots-per-layer"] = options.slots_per_layer
-    if options.api_keys_file:
-        flags["--api-keys-file"] = options.api_keys_file
-    switches = ["--no-auth"] if options.no_auth else []
-    if options.offload:
-        switches.append("--offload")
-    settings = [setting.flag for setting in options.settings]
-    return [*(str(part) for flag in flags.items() for part in flag), *switches, *settings]
 
 
 def _status(supervisor: "subprocess.Popen[bytes]") -> Exit:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from moesaic.cli.suite.devices import MACHINE
 from moesaic.cli.suite.memory_plan import MIB, ProcessMemory, Settings, SuiteMemory, plan_suite
-from moesaic.cli.suite.processes import SuiteOptions
+from moesaic.cli.suite.options import SuiteOptions
 from moesaic.cli.terminal.outcome import CommandError, Exit
 from moesaic.models.configuration.config import ModelConfig
 

@@ -22,8 +22,9 @@ from moesaic.cli.machine.state import StateFile, SuiteState, process_start_time
 from moesaic.cli.suite.fitting import experts_environment, kv_environment
 from moesaic.cli.suite.loading import ShownLoading
 from moesaic.cli.suite.log_tail import show_warnings
+from moesaic.cli.suite.options import SuiteOptions
 from moesaic.cli.suite.prepare import prepared
-from moesaic.cli.suite.processes import Service, SuiteOptions, name_of, services_of, url_of
+from moesaic.cli.suite.processes import Service, name_of, services_of, url_of
 from moesaic.cli.suite.redis_keeper import OwnRedis, own_redis
 from moesaic.cli.suite.restart import STATUS_LASTING
 from moesaic.cli.suite.supervisor import ServiceFailed, Supervisor
@@ -53,14 +54,14 @@ def run_suite(options: SuiteOptions, ready_within_s: float, on_ready: OnReady) -
     # Checked before anything is made: a suite that cannot run leaves no directory.
     options, config, settings, memory = prepared(options)
     num_experts, cores = config.moe.num_experts, usable_cores()
-    if options.link:
+    if options.link_shape:
         check_links(redis_url, [setting.flag for setting in options.settings])
     with state_file.held(), hold_port(options.host, options.port) as held, ExitStack() as parts:
         options = replace(options, port=number_of(held))
         network = None
-        if options.link:
+        if options.link_shape:
             agents = [name_of("edge-agent", number) for number in range(options.agents)]
-            network = parts.enter_context(joined(agents, options.link))
+            network = parts.enter_context(joined(agents, options.link_shape))
         services = services_of(options, num_experts, cores, network)
         if redis_url:
             check_redis(redis_url)

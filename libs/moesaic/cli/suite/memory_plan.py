@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from moesaic.cli.suite.devices import MACHINE, place_of
-from moesaic.cli.suite.processes import SuiteOptions, name_of, numbers_of, slots_per_layer
+from moesaic.cli.suite.options import SuiteOptions
+from moesaic.cli.suite.processes import name_of, numbers_of, slots_per_layer
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.configuration.sizes import (
     LEAST_KV_TOKENS,

@@ -16,7 +16,8 @@ from moesaic.cli.suite.devices import (
 )
 from moesaic.cli.suite.fitting import check_fits
 from moesaic.cli.suite.memory_plan import Settings, SuiteMemory, plan_suite
-from moesaic.cli.suite.processes import SuiteOptions, services_of
+from moesaic.cli.suite.options import SuiteOptions
+from moesaic.cli.suite.processes import services_of
 from moesaic.cli.suite.service_settings import check_settings
 from moesaic.cli.terminal.outcome import CommandError, Exit
 

@@ -3,66 +3,18 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from moesaic.addresses import host_port, is_everywhere
 from moesaic.cli.machine.links.cables import Cable, CableNetwork
-from moesaic.cli.machine.links.link import LinkShape
 from moesaic.cli.machine.links.network import forwarding_command
+from moesaic.cli.suite.options import SuiteOptions, Topology
 from moesaic.cli.terminal.outcome import CommandError, Exit
 
-Topology = Literal["local", "disaggregated", "gathered", "all-to-all", "edge"]
 # Order of stopping: no service accepts work for another that is gone already.
 STOP_ORDER = ("gateway", "edge-agent", "attention", "expert", "scheduler", "links")
 NAMES = {"edge-agent": "agent"}  # of processes, where it is not the role
 LOOPBACK = "127.0.0.1"
-DEFAULT_EXPERT_WORKERS = 2
-DEFAULT_AGENTS = 3
 GRACE_S = 30.0  # time for running work to finish
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A setting that was given to the suite, for those services that have it."""
-
-    flag: str  # with its value, --dtype=bfloat16
-    roles: frozenset[str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SuiteOptions:
-    """The suite that the user asked for."""
-
-    topology: Topology
-    model: str
-    attention: int
-    experts: int
-    slots_per_layer: int  # 0: just enough
-    standby_attention: int = 0  # further attention workers, without work
-    standby_experts: int = 0
-    offload: bool = False  # experts in files instead of memory
-    agents: int = 0  # of the edge topology
-    memory_bytes: tuple[int, ...] = ()  # of each agent; empty: enough for all experts
-    link: LinkShape | None = None  # between agents; None: they are on one host
-    host: str
-    port: int
-    api_key: str = field(default="", repr=False)
-    api_keys_file: str = ""
-    no_auth: bool = False
-    settings: tuple[Setting, ...] = ()  # of services, besides the fields above
-    memory_fraction: float = 0.9  # of the memory that there is, for all processes
-    devices: str = "cpu"  # auto, cpu, or names; auto is cpu for what GPUs cannot compute
-    places: Mapping[str, str] = field(default_factory=dict)  # CUDA devices by process
-
-    @property
-    def all_attention(self) -> int:
-        """Attention workers, those on standby too."""
-        return self.attention + self.standby_attention
-
-    @property
-    def all_experts(self) -> int:
-        """Expert workers, those on standby too."""
-        return self.experts + self.standby_experts
 
 
 @dataclass(frozen=True, kw_only=True)

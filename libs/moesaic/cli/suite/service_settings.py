@@ -1,10 +1,16 @@
-"""Settings of the services as flags of ``moesaic up``."""
+"""Settings of the services as options of the commands that start or plan a suite."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import inspect
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
-from moesaic.cli.suite.processes import Service, Setting, Topology, module_of, roles_of
+import typer
+from typer.core import TyperCommand
+
+from moesaic.cli.suite.options import Setting, SuiteOptions, Topology, check_topology
+from moesaic.cli.suite.processes import Service, module_of, roles_of
 from moesaic.cli.terminal.outcome import CommandError, Exit
 
 if TYPE_CHECKING:
@@ -17,10 +23,39 @@ ITS_OWN = {
     *("data_host", "data_port", "weights_port", "grace_s", "threads", "dispatch", "share"),
     *("memory_bytes", "site", "standby"),
 }
+PANEL = "Settings of the services"
+# In the help of the suite's commands; the others are for completion.
+SHOWN = {"served_model_name", "quantization", "dtype", "log_level"}
 GIVEN_AS = {
     "memory_bytes": "--memory",
     "standby": "--standby-attention or --standby-experts",
 }
+
+
+class SettingsCommand(TyperCommand):
+    """A command that takes every setting of the services as an option, besides its own ones.
+
+    The values that were given are in ``context.obj``, by field. Help shows the usual ones, completion all of them.
+    """
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """List its own options, then those of settings."""
+        own = super().get_params(ctx)
+        names = {param.name for param in own}
+        return [
+            *own,
+            *(param for param in _options(ctx.resilient_parsing) if param.name not in names),
+        ]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the command line; a flag that does not exist is refused with the nearest one."""
+        if not ctx.resilient_parsing and "--help" not in args:
+            _check_names(args, {name for param in self.get_params(ctx) for name in param.opts})
+        rest = super().parse_args(ctx, args)
+        of_settings = set(ctx.params) - {param.name for param in self.params}
+        found = {name: ctx.params.pop(name) for name in of_settings}
+        ctx.obj = {name: value for name, value in found.items() if value is not None}
+        return rest
 
 
 def settings_model(role: str) -> type["ServiceSettings"]:
@@ -31,41 +66,100 @@ def settings_model(role: str) -> type["ServiceSettings"]:
     return found
 
 
-def service_flags(
-    arguments: Sequence[str], own: Iterable[str], topology: Topology
-) -> tuple[Setting, ...]:
-    """Read the services' settings among the flags of ``moesaic up``.
+def asked_options(context: typer.Context, values: Mapping[str, Any]) -> SuiteOptions:
+    """Make the options of a suite from a command line: a ``SettingsCommand`` that takes ``SuiteOptions``.
 
     Args:
-        arguments: of the command line, besides its own flags.
-        own: its own flags, for proposals.
-        topology: of the suite.
-
-    Returns:
-        The settings, each with the services that have it.
+        context: of the command.
+        values: by field.
 
     Raises:
-        CommandError: a flag is no setting, or one that cannot be given to the suite.
+        CommandError: the topology does not take what was given.
     """
-    from moesaic.usage.flags import WrongFlag, read_flags
+    sources = {name: context.get_parameter_source(name) for name in values}
+    given = {name: values[name] for name, of in sources.items() if of and of.name != "DEFAULT"}
+    check_topology(values["topology"], given)
+    return SuiteOptions(**values, settings=given_settings(context.obj, values["topology"]))
+
+
+def given_settings(values: Mapping[str, str | bool], topology: Topology) -> tuple[Setting, ...]:
+    """Give settings to those services of a suite that have them.
+
+    Args:
+        values: by field.
+        topology: of the suite.
+
+    Raises:
+        CommandError: no service of that topology has one of them.
+    """
+    settings = []
+    for field, value in values.items():
+        flag, roles = _settings()[field]
+        there = roles & {*roles_of(topology)}
+        if not there:
+            raise CommandError(
+                f"{flag.name}: the {topology} topology has no service with this setting", Exit.USAGE
+            )
+        settings.append(Setting(_typed(flag, value), there))
+    return tuple(settings)
+
+
+@cache
+def _settings() -> "dict[str, tuple[Flag, frozenset[str]]]":
+    """The settings of all services by field, each with the roles that have it."""
     from moesaic.usage.reading import flags_in
 
-    if not arguments:
-        return ()
-    flags: dict[str, Flag] = {}
-    roles: dict[str, set[str]] = {}
-    for role in roles_of(topology):
+    found: dict[str, tuple[Flag, frozenset[str]]] = {}
+    for role in ("gateway", "attention", "expert", "edge-agent", "scheduler"):
         for flag in flags_in(settings_model(role)):
-            flags.setdefault(flag.field, flag)
-            roles.setdefault(flag.field, set()).add(role)
-    _check_names(arguments, flags, own)
-    try:
-        given = read_flags(list(flags.values()), arguments)
-    except WrongFlag as error:
-        raise CommandError(str(error), Exit.USAGE) from error
-    return tuple(
-        Setting(_typed(flags[field], value), frozenset(roles[field]))
-        for field, value in given.items()
+            first, roles = found.get(flag.field, (flag, frozenset()))
+            found[flag.field] = first, roles | {role}
+    return found
+
+
+@cache
+def _options(complete: bool) -> list[Any]:
+    """Make the options of settings for a suite; help shows only the usual ones, completion all of them."""
+    flags = [flag for flag, _ in _settings().values()]
+    given = [flag for flag in flags if flag.field not in ITS_OWN and not flag.secret]
+    return options_of(given, () if complete else set(_settings()) - SHOWN)
+
+
+def options_of(flags: "Iterable[Flag]", hidden: Collection[str] = ()) -> list[Any]:
+    """Make options of settings: texts and switches, None where they are not given.
+
+    Args:
+        flags: of services.
+        hidden: fields that help leaves out.
+    """
+
+    def takes(**_: object) -> None:
+        """Take all of them."""
+
+    parameters = [_parameter(flag, flag.field in hidden) for flag in flags]
+    vars(takes)["__signature__"] = inspect.Signature(parameters)
+    app = typer.Typer(add_completion=False)
+    app.command()(takes)
+    return [each for each in typer.main.get_command(app).params if each.name != "help"]
+
+
+def _parameter(flag: "Flag", hidden: bool) -> inspect.Parameter:
+    words = flag.form.strip("<>").split("|")
+
+    def choices(incomplete: str) -> list[str]:
+        return [word for word in words if len(words) > 1 and word.startswith(incomplete)]
+
+    option = typer.Option(
+        "/".join(flag.names),
+        metavar=flag.form or None,
+        help=flag.description,
+        hidden=hidden,
+        rich_help_panel=PANEL,
+        autocompletion=choices if flag.form else None,
+    )
+    kind: Any = Annotated[str | None if flag.form else bool | None, option]
+    return inspect.Parameter(
+        flag.field, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind
     )
 
 
@@ -92,29 +186,27 @@ def check_settings(services: Iterable[Service]) -> dict[str, "ServiceSettings"]:
     return settings
 
 
-def _check_names(arguments: Sequence[str], flags: Mapping[str, "Flag"], own: Iterable[str]) -> None:
-    """Refuse flags that are no settings, or cannot be given to the suite."""
+def _check_names(arguments: Sequence[str], known: Collection[str]) -> None:
+    """Refuse flags that are no options, and settings that cannot be given to the suite."""
     from moesaic.usage.nearest import proposal
     from moesaic.usage.variables import ENV_PREFIX
 
-    known = {name: flag for flag in flags.values() for name in flag.names}
-    settable = {name for name, flag in known.items() if flag.field not in ITS_OWN}
+    others = {name: flag for flag, _ in _settings().values() for name in flag.names}
     for argument in arguments:
         name = argument.partition("=")[0]
-        flag = known.get(name)
-        if flag is None and name.startswith("-"):
-            meant = proposal(name, {*settable, *own})
+        if name in known or not name.startswith("-"):
+            continue
+        flag = others.get(name)
+        if flag is None:
             where = "'moesaic up --help' and 'moesaic serve ROLE --help' list them"
-            raise CommandError(f"{name}: there is no such flag{meant} ({where})", Exit.USAGE)
-        if flag is not None and flag.field in GIVEN_AS:
-            raise CommandError(f"{name}: give it as {GIVEN_AS[flag.field]}", Exit.USAGE)
-        if flag is not None and flag.field in ITS_OWN:
-            raise CommandError(f"{name}: the suite sets this itself", Exit.USAGE)
-        if flag is not None and flag.secret:
-            variable = f"{ENV_PREFIX}{flag.field.upper()}"
             raise CommandError(
-                f"{name}: give it as {variable}, which others cannot see", Exit.USAGE
+                f"{name}: there is no such flag{proposal(name, known)} ({where})", Exit.USAGE
             )
+        variable = f"{ENV_PREFIX}{flag.field.upper()}, which others cannot see"
+        how = f"give it as {GIVEN_AS.get(flag.field, variable)}"
+        if flag.field in ITS_OWN and flag.field not in GIVEN_AS:
+            how = "the suite sets this itself"
+        raise CommandError(f"{name}: {how}", Exit.USAGE)
 
 
 def _typed(flag: "Flag", value: str | bool) -> str:

@@ -1,6 +1,9 @@
 """Options that several commands share, so that they read the same everywhere."""
 
-from typing import Annotated
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
@@ -15,24 +18,6 @@ def valid_text(value: str | None) -> str | None:
 
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-MemoryFractionOption = Annotated[
-    float,
-    typer.Option(
-        envvar="MOESAIC_MEMORY_FRACTION",
-        min=0.05,
-        max=1.0,
-        help="Part of the free memory of the machine, and of each GPU, that the suite may take.",
-    ),
-]
-DevicesOption = Annotated[
-    str,
-    typer.Option(
-        envvar="MOESAIC_DEVICES",
-        metavar="auto|cpu|cuda:0,cuda:1",
-        help="Devices to share out among the workers; auto: all GPUs that torch sees, or the CPU where there are none "
-        "and for what needs it (--quantization, --offload, gathered and edge).",
-    ),
-]
 UrlOption = Annotated[
     str | None,
     typer.Option(
@@ -41,3 +26,38 @@ UrlOption = Annotated[
         help="Address of the gateway (default: the suite started here, else http://127.0.0.1:8000).",
     ),
 ]
+
+
+def takes(
+    model: Callable[..., Any], *names: str
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the fields of a dataclass as options; their values come as ``values``, by field.
+
+    Args:
+        model: those of its fields whose annotation has a ``typer.Option`` become options, with their defaults.
+        names: only these fields; none: all.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command, eval_str=True).parameters
+        made = {
+            name: field.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for name, field in inspect.signature(model, eval_str=True).parameters.items()
+            if hasattr(field.annotation, "__metadata__") and (name in names or not names)
+        }
+
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            values = {name: given.pop(name) for name in made}
+            command(**given, values=values)
+
+        parameters = [
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for name, parameter in own.items()
+            if name != "values"
+        ]
+        vars(run)["__signature__"] = inspect.Signature([*made.values(), *parameters])
+        run.__annotations__ = {}
+        return run
+
+    return decorate
