@@ -53,6 +53,7 @@ def by_zsh(folder: Path, words: Sequence[str]) -> set[str]:
         (("up", "--standby-"), {"--standby-attention", "--standby-experts"}),
         (("up", "--log-level", "w"), {"warning"}),
         (("plan", "--quantiz"), {"--quantization"}),
+        (("brownout", "set", "--mode", "p"), {"paper"}),
         (("serve", "expert", "--slots"), {"--slots-per-layer"}),
     ],
 )

@@ -154,3 +154,11 @@ def test_a_detached_suite_has_the_same_agents() -> None:
     assert flags[flags.index("--agents") + 1] == "2"
     assert read_memory(flags[flags.index("--memory") + 1], 2) == edge.memory_bytes
     assert not {"--attention", "--experts"} & {*flags}
+
+
+def test_a_detached_suite_is_told_usual_values_too_as_variables_may_say_others() -> None:
+    flags = options(port=8000, experts=2).flags
+
+    assert flags[flags.index("--experts") + 1] == "2"
+    assert flags[flags.index("--port") + 1] == "8000"
+    assert "--agents" not in flags

@@ -1,11 +1,12 @@
 """Calls to the scheduler, with its errors as exit statuses."""
 
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from moesaic.cli.terminal.console import print_json
 from moesaic.cli.terminal.outcome import CommandError, Exit
 
 if TYPE_CHECKING:
@@ -88,3 +89,33 @@ async def scheduler_stub(address: str) -> AsyncIterator["SchedulerServiceAsyncSt
 
     async with connected(address) as connection:
         yield scheduler_pb2_grpc.SchedulerServiceStub(connection)
+
+
+def print_policy(
+    scheduler: str, method: str, request: Any, as_text: Callable[[Any], str], as_json: bool
+) -> None:
+    """Set a policy, and print the one that is in force then.
+
+    Args:
+        scheduler: as given.
+        method: of the scheduler's service.
+        request: with the parts that change.
+        as_text: writes a policy in a line.
+        as_json: print JSON.
+
+    Raises:
+        CommandError: as ``calling``; a value of the request does not fit.
+    """
+    from moesaic.cli.clients.decisions import as_dict
+
+    address = scheduler_address(scheduler)
+
+    async def ask() -> Any:
+        async with scheduler_stub(address) as stub:
+            return await getattr(stub, method)(request, timeout=5)
+
+    policy = calling(ask()).policy
+    if as_json:
+        print_json(as_dict(policy))
+    else:
+        print(as_text(policy))

@@ -1,18 +1,19 @@
 """``moesaic brownout``: shows and sets when, and how far, workers degrade what they compute."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from moesaic.cli.clients.scheduler import (
     SchedulerOption,
     calling,
+    print_policy,
     scheduler_address,
     scheduler_stub,
 )
 from moesaic.cli.terminal.console import print_entries, print_json, print_table
-from moesaic.cli.terminal.options import JsonOption, valid_text
-from moesaic.cli.terminal.outcome import CommandError, Exit
+from moesaic.cli.terminal.options import JsonOption, sets
+from moesaic.messages.brownout import BrownoutPolicy
 
 if TYPE_CHECKING:
     from moesaic.v1 import scheduler_pb2 as pb
@@ -20,11 +21,6 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Brownout: less exact answers in time instead of late ones.", no_args_is_help=True
 )
-
-ThresholdOption = Annotated[
-    float | None,
-    typer.Option(help="Mode manual: share of choices whose own experts stay; 1 is exact."),
-]
 
 
 @app.command()
@@ -58,73 +54,13 @@ def show(scheduler: SchedulerOption = "", as_json: JsonOption = False) -> None:
 
 
 @app.command("set")
+@sets(BrownoutPolicy)
 def set_policy(
-    mode: Annotated[
-        str,
-        typer.Option(
-            callback=valid_text,
-            help="off, manual (thresholds as set here), paper (by measured latencies), or auto (by "
-            "predicted ones, shedding where that does not suffice).",
-        ),
-    ] = "",
-    prefill_threshold: ThresholdOption = None,
-    decode_threshold: ThresholdOption = None,
-    slo_ttft: Annotated[
-        float | None, typer.Option(help="Seconds that 90 of 100 first tokens should take at most.")
-    ] = None,
-    slo_tpot: Annotated[float | None, typer.Option(help="The same, for each later token.")] = None,
-    min_threshold: Annotated[
-        float | None, typer.Option(help="No threshold is ever less, of prompts or answers.")
-    ] = None,
-    window: Annotated[float | None, typer.Option(help="Seconds for which latencies count.")] = None,
-    way: Annotated[
-        int | None,
-        typer.Option(
-            help="Experts that share one united expert; 0: rows make do with fewer experts."
-        ),
-    ] = None,
-    rule: Annotated[
-        str,
-        typer.Option(
-            callback=valid_text,
-            help="Experts that stay: those that most rows chose (tokens), whose absence costs most (error), or as many "
-            "on each worker (instances).",
-        ),
-    ] = "",
-    scheduler: SchedulerOption = "",
-    as_json: JsonOption = False,
+    values: dict[str, Any], scheduler: SchedulerOption = "", as_json: JsonOption = False
 ) -> None:
     """Set the policy, or parts of it; what is not named stays. Workers follow within seconds."""
     from moesaic.cli.clients.brownout import policy_text
-    from moesaic.cli.clients.decisions import as_dict
     from moesaic.v1 import scheduler_pb2 as pb
 
-    given: dict[str, Any] = {
-        "mode": mode or None,
-        "prefill_threshold": prefill_threshold,
-        "decode_threshold": decode_threshold,
-        "slo_ttft_s": slo_ttft,
-        "slo_tpot_s": slo_tpot,
-        "min_prefill_threshold": min_threshold,
-        "min_decode_threshold": min_threshold,
-        "window_s": window,
-        "way": way,
-        "rule": rule or None,
-    }
-    changes = {name: value for name, value in given.items() if value is not None}
-    if not changes:
-        raise CommandError("nothing to set; name a part of the policy, such as --mode", Exit.USAGE)
-    if way is not None and not 0 <= way <= 4096:
-        raise CommandError(f"--way must be in 0..4096, got {way}", Exit.USAGE)
-    address = scheduler_address(scheduler)
-
-    async def ask() -> "pb.SetBrownoutResponse":
-        async with scheduler_stub(address) as stub:
-            request = pb.SetBrownoutRequest(policy=pb.BrownoutPolicy(**changes))
-            return await stub.SetBrownout(request, timeout=5)
-
-    done = calling(ask()).policy
-    if as_json:
-        print_json(as_dict(done))
-    else:
-        print(policy_text(done))
+    request = pb.SetBrownoutRequest(policy=pb.BrownoutPolicy(**values))
+    print_policy(scheduler, "SetBrownout", request, policy_text, as_json)

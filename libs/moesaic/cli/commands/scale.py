@@ -7,12 +7,14 @@ import typer
 from moesaic.cli.clients.scheduler import (
     SchedulerOption,
     calling,
+    print_policy,
     scheduler_address,
     scheduler_stub,
 )
 from moesaic.cli.terminal.console import print_entries, print_json, print_table, say
-from moesaic.cli.terminal.options import JsonOption, valid_text
+from moesaic.cli.terminal.options import JsonOption, sets, valid_text
 from moesaic.cli.terminal.outcome import CommandError, Exit
+from moesaic.messages.scaling import ScalingPolicy
 
 if TYPE_CHECKING:
     from moesaic.v1 import scheduler_pb2 as pb
@@ -112,90 +114,16 @@ def to(
 
 
 @app.command("set")
+@sets(ScalingPolicy)
 def set_policy(
-    mode: Annotated[
-        str,
-        typer.Option(
-            callback=valid_text,
-            help="off (numbers are as operators want them), advise (better ones are reported) or auto (and had).",
-        ),
-    ] = "",
-    min_attention: Annotated[
-        int | None, typer.Option(min=1, help="Fewest attention workers.")
-    ] = None,
-    max_attention: Annotated[
-        int | None, typer.Option(min=0, help="Most of them; 0: as many as there are.")
-    ] = None,
-    min_experts: Annotated[int | None, typer.Option(min=0, help="Fewest expert workers.")] = None,
-    max_experts: Annotated[
-        int | None, typer.Option(min=0, help="Most of them; 0: as many as there are.")
-    ] = None,
-    attention_cost: Annotated[
-        float | None, typer.Option(help="Cost of an attention worker for an hour, in any unit.")
-    ] = None,
-    expert_cost: Annotated[
-        float | None, typer.Option(help="Cost of an expert worker for an hour, in the same unit.")
-    ] = None,
-    slo_ttft: Annotated[
-        float | None, typer.Option(help="Target for first tokens, in seconds; 0: brownout's.")
-    ] = None,
-    slo_tpot: Annotated[float | None, typer.Option(help="The same, for each later token.")] = None,
-    attainment: Annotated[
-        float | None, typer.Option(help="Part of the requests that shall meet both, such as 0.9.")
-    ] = None,
-    interval: Annotated[float | None, typer.Option(help="Seconds between decisions.")] = None,
-    cool_down: Annotated[
-        float | None, typer.Option(help="Seconds without an action after one.")
-    ] = None,
-    window: Annotated[
-        float | None, typer.Option(help="Seconds of arrivals that shapes are tried with.")
-    ] = None,
-    headroom: Annotated[
-        float | None, typer.Option(help="Arrivals are tried so many times as dense.")
-    ] = None,
-    gain: Annotated[
-        float | None, typer.Option(help="Least part of the cost for which workers are taken away.")
-    ] = None,
-    scheduler: SchedulerOption = "",
-    as_json: JsonOption = False,
+    values: dict[str, Any], scheduler: SchedulerOption = "", as_json: JsonOption = False
 ) -> None:
     """Set the policy, or parts of it; what is not named stays."""
-    from moesaic.cli.clients.decisions import as_dict
     from moesaic.cli.clients.scaling import policy_text
     from moesaic.v1 import scheduler_pb2 as pb
 
-    given: dict[str, Any] = {
-        "mode": mode or None,
-        "min_attention": min_attention,
-        "max_attention": max_attention,
-        "min_experts": min_experts,
-        "max_experts": max_experts,
-        "attention_cost": attention_cost,
-        "expert_cost": expert_cost,
-        "slo_ttft_s": slo_ttft,
-        "slo_tpot_s": slo_tpot,
-        "attainment": attainment,
-        "interval_s": interval,
-        "cool_down_s": cool_down,
-        "window_s": window,
-        "headroom": headroom,
-        "gain": gain,
-    }
-    changes = {name: value for name, value in given.items() if value is not None}
-    if not changes:
-        raise CommandError("nothing to set; name a part of the policy, such as --mode", Exit.USAGE)
-    address = scheduler_address(scheduler)
-
-    async def ask() -> "pb.SetScalingResponse":
-        async with scheduler_stub(address) as stub:
-            request = pb.SetScalingRequest(policy=pb.ScalingPolicy(**changes))
-            return await stub.SetScaling(request, timeout=5)
-
-    done = calling(ask()).policy
-    if as_json:
-        print_json(as_dict(done))
-    else:
-        print(policy_text(done))
+    request = pb.SetScalingRequest(policy=pb.ScalingPolicy(**values))
+    print_policy(scheduler, "SetScaling", request, policy_text, as_json)
 
 
 async def _scaling(address: str) -> "pb.GetScalingResponse":

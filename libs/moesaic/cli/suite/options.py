@@ -4,11 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
 
-import typer
-
 from moesaic.cli.checks.sizes import read_memory
-from moesaic.cli.clients.rest_key import API_KEY_VARIABLE, KEYS_FILE_VARIABLE
 from moesaic.cli.machine.links.link import LinkShape, read_link
+from moesaic.cli.terminal.options import option
 from moesaic.cli.terminal.outcome import CommandError, Exit
 
 Topology = Literal["local", "disaggregated", "gathered", "all-to-all", "edge"]
@@ -40,7 +38,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteOptions:
-    """The suite that the user asked for. Fields with a ``typer.Option`` are options of ``moesaic up``.
+    """The suite that the user asked for. Fields with an ``option`` are options of ``moesaic up``.
 
     Raises:
         CommandError: a size of memory or the link is wrong.
@@ -48,155 +46,94 @@ class SuiteOptions:
 
     topology: Annotated[
         Topology,
-        typer.Option(
-            envvar="MOESAIC_TOPOLOGY",
+        option(
+            "Place of the experts: in every attention worker (local); in workers of their own (disaggregated); divided "
+            "among the attention workers, which pull each other's layer by layer (gathered); or divided among agents "
+            "with little memory each, which ask each other (edge).",
             metavar="[local|disaggregated|gathered|edge]",  # all-to-all is there to compare with
-            help="Place of the experts: in every attention worker (local); in workers of their own "
-            "(disaggregated); divided among the attention workers, which pull each other's layer "
-            "by layer (gathered); or divided among agents with little memory each, which ask each "
-            "other (edge).",
         ),
     ] = "disaggregated"
     model: Annotated[
         str,
-        typer.Option(
-            envvar="MOESAIC_MODEL",
-            help="HF-format model directory, or a repository of the Hugging Face hub: owner/name or "
-            "owner/name@revision (default: the demo model of a clone).",
+        option(
+            "HF-format model directory, or a repository of the Hugging Face hub: owner/name or owner/name@revision "
+            "(default: the demo model of a clone)."
         ),
     ] = ""
-    attention: Annotated[
-        int,
-        typer.Option(
-            envvar="MOESAIC_ATTENTION",
-            min=1,
-            max=64,
-            help="Number of attention workers.",
-        ),
-    ] = 1
-    experts: Annotated[
-        int,
-        typer.Option(
-            envvar="MOESAIC_EXPERTS",
-            min=1,
-            max=256,
-            help="Number of expert workers.",
-        ),
-    ] = 2
+    attention: Annotated[int, option("Number of attention workers.", min=1, max=64)] = 1
+    experts: Annotated[int, option("Number of expert workers.", min=1, max=256)] = 2
     slots_per_layer: Annotated[
-        int,
-        typer.Option(
-            envvar="MOESAIC_SLOTS_PER_LAYER",
-            min=0,
-            help="Expert slots of each expert worker per layer; 0: enough.",
-        ),
+        int, option("Expert slots of each expert worker per layer; 0: enough.", min=0)
     ] = 0
     standby_attention: Annotated[
         int,
-        typer.Option(
-            envvar="MOESAIC_STANDBY_ATTENTION",
+        option(
+            "Further attention workers, loaded but without work until 'moesaic scale' wants them.",
             min=0,
             max=64,
-            help="Further attention workers, loaded but without work until 'moesaic scale' wants them.",
         ),
     ] = 0
-    standby_experts: Annotated[
-        int,
-        typer.Option(
-            envvar="MOESAIC_STANDBY_EXPERTS",
-            min=0,
-            max=256,
-            help="Further expert workers, likewise.",
-        ),
-    ] = 0
+    standby_experts: Annotated[int, option("Further expert workers, likewise.", min=0, max=256)] = 0
     offload: Annotated[
         bool,
-        typer.Option(
-            "--offload",
-            envvar="MOESAIC_OFFLOAD",
-            help="Keep experts of attention workers in files, and only a few layers of them in "
-            "memory; disaggregated: for steps in which that is faster than expert workers.",
+        option(
+            "Keep experts of attention workers in files, and only a few layers of them in memory; disaggregated: for "
+            "steps in which that is faster than expert workers.",
+            switch="--offload",
         ),
     ] = False
     agents: Annotated[
-        int,
-        typer.Option(
-            envvar="MOESAIC_AGENTS",
-            rich_help_panel=EDGE_PANEL,
-            min=1,
-            max=64,
-            help="Number of agents, each an edge server.",
-        ),
+        int, option("Number of agents, each an edge server.", min=1, max=64, panel=EDGE_PANEL)
     ] = 3
     memory: Annotated[
         str,
-        typer.Option(
-            envvar="MOESAIC_MEMORY",
-            rich_help_panel=EDGE_PANEL,
-            help="Memory of an agent for the model: one size for all, such as 40M, or one for each, "
-            "such as 40M,40M,80M (default: enough for all experts).",
+        option(
+            "Memory of an agent for the model: one size for all, such as 40M, or one for each, such as 40M,40M,80M "
+            "(default: enough for all experts).",
+            panel=EDGE_PANEL,
         ),
     ] = ""
     link: Annotated[
         str,
-        typer.Option(
-            envvar="MOESAIC_LINK",
-            rich_help_panel=EDGE_PANEL,
-            help="Rate, or rate and delay, of the links between agents, such as 500mbit,2ms; needs "
-            "root. A frame has the delay once on its way (default: no limits).",
+        option(
+            "Rate, or rate and delay, of the links between agents, such as 500mbit,2ms; needs root. A frame has the "
+            "delay once on its way (default: no limits).",
+            panel=EDGE_PANEL,
         ),
     ] = ""
     memory_fraction: Annotated[
         float,
-        typer.Option(
-            envvar="MOESAIC_MEMORY_FRACTION",
+        option(
+            "Part of the free memory of the machine, and of each GPU, that the suite may take.",
             min=0.05,
             max=1.0,
-            help="Part of the free memory of the machine, and of each GPU, that the suite may take.",
         ),
     ] = 0.9
     devices: Annotated[
         str,
-        typer.Option(
-            envvar="MOESAIC_DEVICES",
+        option(
+            "Devices to share out among the workers; auto: all GPUs that torch sees, or the CPU where there are none "
+            "and for what needs it (--quantization, --offload, gathered and edge).",
             metavar="auto|cpu|cuda:0,cuda:1",
-            help="Devices to share out among the workers; auto: all GPUs that torch sees, or the CPU where there are "
-            "none and for what needs it (--quantization, --offload, gathered and edge).",
         ),
     ] = "auto"
-    host: Annotated[
-        str, typer.Option(envvar="MOESAIC_HOST", help="Address the gateway listens on.")
-    ] = "127.0.0.1"
-    port: Annotated[
-        int,
-        typer.Option(
-            envvar="MOESAIC_PORT",
-            min=0,
-            max=65535,
-            help="Port of the gateway; 0 takes a free one.",
-        ),
-    ] = 8000
+    host: Annotated[str, option("Address the gateway listens on.")] = "127.0.0.1"
+    port: Annotated[int, option("Port of the gateway; 0 takes a free one.", min=0, max=65535)] = (
+        8000
+    )
     api_key: Annotated[
         str,
-        typer.Option(
-            envvar=API_KEY_VARIABLE,
-            help="Key that callers must send; better given by the variable, hidden from other users.",
+        option(
+            "Key that callers must send; better given by the variable, hidden from other users."
         ),
     ] = field(default="", repr=False)
     api_keys_file: Annotated[
         str,
-        typer.Option(
-            envvar=KEYS_FILE_VARIABLE,
-            help="File of tenants with their keys and limits, made by 'moesaic api-key new'.",
-        ),
+        option("File of tenants with their keys and limits, made by 'moesaic api-key new'."),
     ] = ""
     no_auth: Annotated[
         bool,
-        typer.Option(
-            "--no-auth",
-            envvar="MOESAIC_NO_AUTH",
-            help="Let the gateway listen beyond this machine without a key.",
-        ),
+        option("Let the gateway listen beyond this machine without a key.", switch="--no-auth"),
     ] = False
     settings: tuple[Setting, ...] = ()  # of services, besides the fields above
     places: Mapping[str, str] = field(default_factory=dict)  # CUDA devices by process
@@ -228,11 +165,11 @@ class SuiteOptions:
     def flags(self) -> list[str]:
         """The flags of ``moesaic up`` for the same suite, without the API key: every user can read flags."""
         flags = []
-        for option in fields(self):
-            value = getattr(self, option.name)
-            if option.name in ("api_key", "settings", "places") or value == option.default:
+        for one in fields(self):
+            value, taken = getattr(self, one.name), _taken_by(one.name, self.topology)
+            if not taken or value is False or one.name in ("api_key", "settings", "places"):
                 continue
-            flag = "--" + option.name.replace("_", "-")
+            flag = "--" + one.name.replace("_", "-")
             flags += [flag] if value is True else [flag, str(value)]
         return [*flags, *(setting.flag for setting in self.settings)]
 
@@ -248,7 +185,10 @@ def check_topology(topology: Topology, given: Mapping[str, object]) -> None:
         CommandError: naming the first option that it does not take.
     """
     for name, value in given.items():
-        topologies, why = _TAKEN_BY.get(name, ((topology,), ""))
-        if value and topology not in topologies:
-            flag = name.replace("_", "-")
+        if value and not _taken_by(name, topology):
+            flag, (_, why) = name.replace("_", "-"), _TAKEN_BY[name]
             raise CommandError(f"--{flag}: the {topology} topology {why}", Exit.USAGE)
+
+
+def _taken_by(name: str, topology: Topology) -> bool:
+    return name not in _TAKEN_BY or topology in _TAKEN_BY[name][0]

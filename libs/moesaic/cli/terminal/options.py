@@ -2,10 +2,16 @@
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
+
+from moesaic.cli.terminal.outcome import CommandError, Exit
+from moesaic.usage.variables import ENV_PREFIX
+
+Command = Callable[..., None]
 
 
 def valid_text(value: str | None) -> str | None:
@@ -28,36 +34,82 @@ UrlOption = Annotated[
 ]
 
 
-def takes(
-    model: Callable[..., Any], *names: str
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the fields of a dataclass as options; their values come as ``values``, by field.
+def option(text: str, *, switch: str = "", panel: str | None = None, **more: Any) -> Any:
+    """Describe a field that is an option of a command: the mark of its annotation.
 
     Args:
-        model: those of its fields whose annotation has a ``typer.Option`` become options, with their defaults.
+        text: for the help.
+        switch: the flag of a field that is true or false.
+        panel: of the help; None: the general one.
+        more: of ``typer.Option``.
+    """
+    return typer.Option(*filter(None, [switch]), help=text, rich_help_panel=panel, **more)
+
+
+def takes(model: Callable[..., Any], *names: str) -> Callable[[Command], Command]:
+    """Give a command the fields of a dataclass as options; their values come as ``values``, by field.
+
+    Each has its default, and the variable ``MOESAIC_`` with its name.
+
+    Args:
+        model: fields whose annotation has an ``option`` are taken.
         names: only these fields; none: all.
     """
+    made = {
+        name: each
+        for name, each in inspect.signature(model, eval_str=True).parameters.items()
+        if hasattr(each.annotation, "__metadata__") and (name in names or not names)
+    }
+    for name, each in made.items():
+        [mark] = each.annotation.__metadata__
+        mark.envvar = f"{ENV_PREFIX}{name.upper()}"
+    return functools.partial(_with_options, made=made)
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = inspect.signature(command, eval_str=True).parameters
-        made = {
-            name: field.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for name, field in inspect.signature(model, eval_str=True).parameters.items()
-            if hasattr(field.annotation, "__metadata__") and (name in names or not names)
-        }
 
-        @functools.wraps(command)
-        def run(**given: Any) -> None:
-            values = {name: given.pop(name) for name in made}
-            command(**given, values=values)
+def sets(policy: type) -> Callable[[Command], Command]:
+    """Give a command the fields of a policy as options; those that are given come as ``values``, by field.
 
-        parameters = [
-            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for name, parameter in own.items()
-            if name != "values"
-        ]
-        vars(run)["__signature__"] = inspect.Signature([*made.values(), *parameters])
-        run.__annotations__ = {}
-        return run
+    Args:
+        policy: a struct that says under ``Attributes`` what each field means; ``source`` is the scheduler's.
+    """
+    meanings = dict(
+        re.findall(r"^ {8}(\w+): (.+(?:\n {9,}.+)*)", policy.__doc__ or "", re.MULTILINE)
+    )
+    made = {}
+    for name, each in inspect.signature(policy).parameters.items():
+        if name != "source":
+            text = " ".join(meanings[name].replace("``", "").split())
+            bounds: Any = {"min": 0, "max": (1 << 31) - 1} if each.annotation is int else {}
+            flag = "--" + name.removesuffix("_s").replace("_", "-")
+            mark = typer.Option(flag, help=text, **bounds)
+            kind: Any = Annotated[each.annotation | None, mark]
+            made[name] = each.replace(annotation=kind, default=None)
+
+    def decorate(command: Command) -> Command:
+        def change(*, values: dict[str, Any], **others: Any) -> None:
+            changes = {name: value for name, value in values.items() if value is not None}
+            if not changes:
+                text = "nothing to set; name a part of the policy, such as --mode"
+                raise CommandError(text, Exit.USAGE)
+            command(**others, values=changes)
+
+        return _with_options(functools.wraps(command)(change), made=made)
 
     return decorate
+
+
+def _with_options(command: Command, made: dict[str, inspect.Parameter]) -> Command:
+    """Make a command that takes parameters, and hands their values on as ``values``."""
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    own = inspect.signature(command, eval_str=True).parameters
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        values = {name: given.pop(name) for name in made}
+        command(**given, values=values)
+
+    parameters = [each for name, each in [*made.items(), *own.items()] if name != "values"]
+    of_typer = [each.replace(kind=keyword) for each in parameters]
+    vars(run)["__signature__"] = inspect.Signature(of_typer)
+    run.__annotations__ = {}
+    return run
