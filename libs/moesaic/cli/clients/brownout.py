@@ -24,21 +24,13 @@ async def brownout_of_workers(scheduler: str) -> dict[str, dict[str, Any]]:
 
 
 async def _brownout_of(address: str) -> dict[str, Any] | None:
-    import grpc
-
-    from moesaic.cli.clients.credentials import connected
+    from moesaic.cli.clients.credentials import answer_if_any
     from moesaic.cli.clients.decisions import as_dict
-    from moesaic.cluster.rpc.channels import CONTROL_TIMEOUT_S
     from moesaic.v1 import attention_pb2, attention_pb2_grpc
 
-    async with connected(address) as connection:
-        stub = attention_pb2_grpc.AttentionServiceStub(connection)
-        try:
-            request = attention_pb2.GetLoadRequest()
-            load = await stub.GetLoad(request, timeout=CONTROL_TIMEOUT_S)
-        except grpc.aio.AioRpcError:
-            return None
-    return as_dict(load.brownout) if load.HasField("brownout") else None
+    stub, request = attention_pb2_grpc.AttentionServiceStub, attention_pb2.GetLoadRequest()
+    load = await answer_if_any(address, stub, "GetLoad", request)
+    return as_dict(load.brownout) if load is not None and load.HasField("brownout") else None
 
 
 def policy_text(policy: "pb.BrownoutPolicy") -> str:

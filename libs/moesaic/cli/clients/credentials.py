@@ -1,7 +1,8 @@
 """Credentials of the commands towards a cluster's services: its secret, and certificates."""
 
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from moesaic.cli.machine.state import StateFile
 from moesaic.cli.terminal.outcome import CommandError, Exit
@@ -21,6 +22,35 @@ def connected(address: str) -> "grpc.aio.Channel":
     from moesaic.cluster.rpc.channels import channel
 
     return channel(address, credentials=cluster_credentials())
+
+
+async def answer(address: str, stub: Callable[..., Any], method: str, request: Any) -> Any:
+    """Call one method of a service, and close the channel.
+
+    Args:
+        address: ``host:port``.
+        stub: class of the service's stub.
+        method: that reads something.
+        request: its argument.
+
+    Raises:
+        grpc.aio.AioRpcError: there is no answer.
+        CommandError: a file of credentials cannot be read.
+    """
+    from moesaic.cluster.rpc.channels import CONTROL_TIMEOUT_S
+
+    async with connected(address) as connection:
+        return await getattr(stub(connection), method)(request, timeout=CONTROL_TIMEOUT_S)
+
+
+async def answer_if_any(address: str, stub: Callable[..., Any], method: str, request: Any) -> Any:
+    """Call like ``answer``; None without an answer."""
+    import grpc
+
+    try:
+        return await answer(address, stub, method, request)
+    except grpc.aio.AioRpcError:
+        return None
 
 
 def cluster_credentials() -> "Credentials":

@@ -5,10 +5,9 @@ from typing import Any
 
 import grpc
 
-from moesaic.cli.clients.credentials import connected
+from moesaic.cli.clients.credentials import answer, answer_if_any
 from moesaic.cli.clients.load import service_load
 from moesaic.cli.clients.sites import ROLE, site_facts
-from moesaic.cluster.rpc.channels import CONTROL_TIMEOUT_S
 from moesaic.placement.decide.proposal import LITTLE_ROOM
 from moesaic.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 
@@ -19,6 +18,19 @@ STATES = {
     admin_pb2.SERVICE_STATE_DRAINING: "draining",
     admin_pb2.SERVICE_STATE_STANDBY: "standby",
 }
+_SCHEDULER = scheduler_pb2_grpc.SchedulerServiceStub
+_TOLD = (
+    *(
+        "pid",
+        "generation",
+        "version",
+        "epoch",
+        "data_address",
+        "weights_address",
+        "metrics_address",
+    ),
+    *("model", "model_digest", "dtype", "quantization"),
+)
 UNREACHABLE = "unreachable"
 REFUSED = ("unauthenticated", "permission_denied")  # the details say what to do
 
@@ -28,28 +40,20 @@ Facts = dict[str, Any]
 async def service_facts(role: str, worker_id: str, admin_address: str) -> Facts:
     """One service as its ``AdminService`` shows it; state ``unreachable`` if it does not answer."""
     facts: Facts = {"role": role, "id": worker_id, "admin_address": admin_address}
-    async with connected(admin_address) as connection:
-        stub = admin_pb2_grpc.AdminServiceStub(connection)
-        try:
-            info = await stub.GetInfo(admin_pb2.GetInfoRequest(), timeout=CONTROL_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            return {**facts, "state": UNREACHABLE, "waiting_for": [_why(error)]}
+    stub, request = admin_pb2_grpc.AdminServiceStub, admin_pb2.GetInfoRequest()
+    try:
+        info = await answer(admin_address, stub, "GetInfo", request)
+    except grpc.aio.AioRpcError as error:
+        return {**facts, "state": UNREACHABLE, "waiting_for": [_why(error)]}
+    told = {name: getattr(info, name) for name in _TOLD}
+    waits = list(info.waiting_for)
+    state = STATES.get(info.state, "unknown")
     return {
         **facts,
-        "state": STATES.get(info.state, "unknown"),
-        "pid": info.pid,
-        "generation": info.generation,
-        "version": info.version,
+        "state": state,
+        **told,
         "uptime_s": round(info.uptime_s, 1),
-        "epoch": info.epoch,
-        "data_address": info.data_address,
-        "weights_address": info.weights_address,
-        "metrics_address": info.metrics_address,
-        "model": info.model,
-        "model_digest": info.model_digest,
-        "dtype": info.dtype,
-        "quantization": info.quantization,
-        "waiting_for": list(info.waiting_for),
+        "waiting_for": waits,
     }
 
 
@@ -76,25 +80,18 @@ def _why(error: grpc.aio.AioRpcError) -> str:
 
 async def fleet_addresses(scheduler: str) -> dict[str, tuple[str, str]]:
     """Role and admin address of every registered worker by id; empty without a scheduler."""
-    async with connected(scheduler) as connection:
-        stub = scheduler_pb2_grpc.SchedulerServiceStub(connection)
-        try:
-            reply = await stub.GetFleet(scheduler_pb2.GetFleetRequest(), timeout=CONTROL_TIMEOUT_S)
-        except grpc.aio.AioRpcError:
-            return {}
+    reply = await answer_if_any(scheduler, _SCHEDULER, "GetFleet", scheduler_pb2.GetFleetRequest())
+    if reply is None:
+        return {}
     return {worker.worker_id: (worker.role, worker.admin_address) for worker in reply.workers}
 
 
 async def placement_facts(scheduler: str) -> Facts | None:
     """The committed placement in short; None if there is none, or no scheduler answers."""
-    async with connected(scheduler) as connection:
-        stub = scheduler_pb2_grpc.SchedulerServiceStub(connection)
-        try:
-            reply = await stub.GetPlacement(
-                scheduler_pb2.GetPlacementRequest(), timeout=CONTROL_TIMEOUT_S
-            )
-        except grpc.aio.AioRpcError:
-            return None
+    request = scheduler_pb2.GetPlacementRequest()
+    reply = await answer_if_any(scheduler, _SCHEDULER, "GetPlacement", request)
+    if reply is None:
+        return None
     placement = reply.placement
     held = [
         [
@@ -117,13 +114,10 @@ async def decision_facts(scheduler: str) -> Facts | None:
     """The policy, the number of pins and the last decision; None if no scheduler answers."""
     from moesaic.cli.clients.decisions import as_dict
 
-    async with connected(scheduler) as connection:
-        stub = scheduler_pb2_grpc.SchedulerServiceStub(connection)
-        request = scheduler_pb2.GetDecisionsRequest(limit=1)
-        try:
-            reply = await stub.GetDecisions(request, timeout=CONTROL_TIMEOUT_S)
-        except grpc.aio.AioRpcError:
-            return None
+    request = scheduler_pb2.GetDecisionsRequest(limit=1)
+    reply = await answer_if_any(scheduler, _SCHEDULER, "GetDecisions", request)
+    if reply is None:
+        return None
     last = as_dict(reply.decisions[0]) if reply.decisions else None
     return {"policy": reply.policy, "num_pins": len(reply.pins), "last_decision": last}
 

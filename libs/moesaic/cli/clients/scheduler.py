@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+CALL_S = 5.0
 PLAN_S = 240.0  # a plan that takes longer is none: of edge servers, the solver has 100 s for each of two policies
 
 SchedulerOption = Annotated[
@@ -91,31 +92,54 @@ async def scheduler_stub(address: str) -> AsyncIterator["SchedulerServiceAsyncSt
         yield scheduler_pb2_grpc.SchedulerServiceStub(connection)
 
 
+async def answers(address: str, *requests: Any, timeout_s: float = CALL_S) -> list[Any]:
+    """Send requests to the scheduler at ``address``, one after the other; each names its method.
+
+    Raises:
+        grpc.aio.AioRpcError: one of them failed.
+    """
+    async with scheduler_stub(address) as stub:
+        return [
+            await getattr(stub, _method_of(request))(request, timeout=timeout_s)
+            for request in requests
+        ]
+
+
+def call(scheduler: str, *requests: Any, timeout_s: float = CALL_S) -> Any:
+    """Send requests to the scheduler that was given, or to that of this directory's suite.
+
+    Returns:
+        The answer; a list if there are several requests.
+
+    Raises:
+        CommandError: as ``scheduler_address`` and ``calling``.
+    """
+    found = calling(answers(scheduler_address(scheduler), *requests, timeout_s=timeout_s))
+    return found[0] if len(requests) == 1 else found
+
+
 def print_policy(
-    scheduler: str, method: str, request: Any, as_text: Callable[[Any], str], as_json: bool
+    scheduler: str, request: Any, as_text: Callable[[Any], str], as_json: bool
 ) -> None:
     """Set a policy, and print the one that is in force then.
 
     Args:
         scheduler: as given.
-        method: of the scheduler's service.
         request: with the parts that change.
         as_text: writes a policy in a line.
         as_json: print JSON.
 
     Raises:
-        CommandError: as ``calling``; a value of the request does not fit.
+        CommandError: as ``call``.
     """
     from moesaic.cli.clients.decisions import as_dict
 
-    address = scheduler_address(scheduler)
-
-    async def ask() -> Any:
-        async with scheduler_stub(address) as stub:
-            return await getattr(stub, method)(request, timeout=5)
-
-    policy = calling(ask()).policy
+    policy = call(scheduler, request).policy
     if as_json:
         print_json(as_dict(policy))
     else:
         print(as_text(policy))
+
+
+def _method_of(request: Any) -> str:
+    return type(request).__name__.removeprefix("SchedulerService").removesuffix("Request")

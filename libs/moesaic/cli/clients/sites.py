@@ -3,10 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import grpc
-
-from moesaic.cli.clients.credentials import connected
-from moesaic.cluster.rpc.channels import CONTROL_TIMEOUT_S
+from moesaic.cli.clients.credentials import answer_if_any
 from moesaic.v1 import edge_agent_pb2 as pb
 from moesaic.v1 import edge_agent_pb2_grpc
 
@@ -32,12 +29,10 @@ async def site_facts(admin_address: str) -> dict[str, Any]:
                        taken from files; None before the first
     ================== ==================================================================
     """
-    async with connected(admin_address) as connection:
-        stub = edge_agent_pb2_grpc.EdgeAgentServiceStub(connection)
-        try:
-            found = await stub.GetProfile(pb.GetProfileRequest(), timeout=CONTROL_TIMEOUT_S)
-        except grpc.aio.AioRpcError:
-            return {}
+    stub = edge_agent_pb2_grpc.EdgeAgentServiceStub
+    found = await answer_if_any(admin_address, stub, "GetProfile", pb.GetProfileRequest())
+    if found is None:
+        return {}
     return {
         "site": found.site,
         **{name: getattr(found, name) for name in _NUMBERS},

@@ -1,22 +1,19 @@
 """``moesaic brownout``: shows and sets when, and how far, workers degrade what they compute."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from moesaic.cli.clients.scheduler import (
     SchedulerOption,
+    answers,
     calling,
     print_policy,
     scheduler_address,
-    scheduler_stub,
 )
 from moesaic.cli.terminal.console import print_entries, print_json, print_table
 from moesaic.cli.terminal.options import JsonOption, sets
 from moesaic.messages.brownout import BrownoutPolicy
-
-if TYPE_CHECKING:
-    from moesaic.v1 import scheduler_pb2 as pb
 
 app = typer.Typer(
     help="Brownout: less exact answers in time instead of late ones.", no_args_is_help=True
@@ -32,12 +29,11 @@ def show(scheduler: SchedulerOption = "", as_json: JsonOption = False) -> None:
 
     address = scheduler_address(scheduler)
 
-    async def ask() -> "tuple[pb.GetBrownoutResponse, dict[str, dict[str, Any]]]":
-        async with scheduler_stub(address) as stub:
-            found = await stub.GetBrownout(pb.GetBrownoutRequest(), timeout=5)
+    async def ask() -> tuple[list[Any], dict[str, dict[str, Any]]]:
+        found = await answers(address, pb.GetBrownoutRequest())
         return found, await client.brownout_of_workers(address)
 
-    found, workers = calling(ask())
+    [found], workers = calling(ask())
     if as_json:
         states = [{"id": name, **state} for name, state in workers.items()]
         print_json({**as_dict(found), "workers": states})
@@ -63,4 +59,4 @@ def set_policy(
     from moesaic.v1 import scheduler_pb2 as pb
 
     request = pb.SetBrownoutRequest(policy=pb.BrownoutPolicy(**values))
-    print_policy(scheduler, "SetBrownout", request, policy_text, as_json)
+    print_policy(scheduler, request, policy_text, as_json)

@@ -1,21 +1,13 @@
 """``moesaic experts``: lists experts with their traffic and holders, and pins them to workers."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from moesaic.cli.clients.scheduler import (
-    SchedulerOption,
-    calling,
-    scheduler_address,
-    scheduler_stub,
-)
+from moesaic.cli.clients.scheduler import SchedulerOption, call
 from moesaic.cli.terminal.console import print_json, print_table, say
 from moesaic.cli.terminal.options import JsonOption, valid_text
 from moesaic.cli.terminal.outcome import CommandError, Exit
-
-if TYPE_CHECKING:
-    from moesaic.v1 import scheduler_pb2 as pb
 
 app = typer.Typer(help="Experts: their traffic, their holders, their pins.", no_args_is_help=True)
 
@@ -31,15 +23,9 @@ def ls(
     """Show every expert: its part of the recent traffic, and the workers that hold it."""
     from moesaic.v1 import scheduler_pb2 as pb
 
-    address = scheduler_address(scheduler)
-
-    async def ask() -> "tuple[Any, Any]":
-        async with scheduler_stub(address) as stub:
-            placed = await stub.GetPlacement(pb.GetPlacementRequest(), timeout=5)
-            seen = await stub.GetActivations(pb.SchedulerServiceGetActivationsRequest(), timeout=5)
-            return placed.placement, seen
-
-    placed, seen = calling(ask())
+    wanted = pb.GetPlacementRequest(), pb.SchedulerServiceGetActivationsRequest()
+    found, seen = call(scheduler, *wanted)
+    placed = found.placement
     layers = [one.layer for one in placed.layers]
     if layer is not None and layer not in layers:
         raise CommandError(f"--layer {layer}: layers with experts are {layers}", Exit.USAGE)
@@ -75,18 +61,11 @@ def pin(
     """Have a worker hold an expert under every placement."""
     from moesaic.v1 import scheduler_pb2 as pb
 
-    address = scheduler_address(scheduler)
     wish = pb.Pin(layer=layer, expert=expert, worker_id=worker)
     request = pb.SchedulerServiceSetPolicyRequest(
         add_pins=[] if remove else [wish], remove_pins=[wish] if remove else []
     )
-
-    async def ask() -> "tuple[pb.SchedulerServiceSetPolicyResponse, pb.GetFleetResponse]":
-        async with scheduler_stub(address) as stub:
-            done = await stub.SetPolicy(request, timeout=5)
-            return done, await stub.GetFleet(pb.GetFleetRequest(), timeout=5)
-
-    done, fleet = calling(ask())
+    done, fleet = call(scheduler, request, pb.GetFleetRequest())
     known = [one.worker_id for one in fleet.workers if one.role in ("expert", "edge-agent")]
     if not remove and worker not in known:
         say(f"no expert worker {worker} is here now ({', '.join(known) or 'none'}): the pin waits")

@@ -9,9 +9,10 @@ import typer
 from moesaic.cli.clients.scheduler import (
     PLAN_S,
     SchedulerOption,
+    answers,
+    call,
     calling,
     scheduler_address,
-    scheduler_stub,
 )
 from moesaic.cli.terminal.console import print_entries, print_json, print_table, say
 from moesaic.cli.terminal.options import JsonOption, valid_text
@@ -39,13 +40,11 @@ def show(scheduler: SchedulerOption = "", as_json: JsonOption = False) -> None:
 
     address = scheduler_address(scheduler)
 
-    async def ask() -> "tuple[dict[str, Any] | None, pb.GetDecisionsResponse, pb.GetFleetResponse]":
-        async with scheduler_stub(address) as stub:
-            decided = await stub.GetDecisions(pb.GetDecisionsRequest(), timeout=5)
-            fleet = await stub.GetFleet(pb.GetFleetRequest(), timeout=5)
-        return await placement_facts(address), decided, fleet
+    async def ask() -> tuple[dict[str, Any] | None, list[Any]]:
+        found = await answers(address, pb.GetDecisionsRequest(), pb.GetFleetRequest())
+        return await placement_facts(address), found
 
-    placement, decided, fleet = calling(ask())
+    placement, (decided, fleet) = calling(ask())
     waits = list(fleet.waiting_for)
     if as_json:
         facts = as_dict(decided)
@@ -125,16 +124,9 @@ def apply(
     """Make a plan the placement; refused if another was committed since it was made."""
     from moesaic.v1 import scheduler_pb2 as pb
 
-    address, wanted = scheduler_address(scheduler), _read(file)
-
-    async def ask() -> "pb.ApplyPlacementResponse":
-        async with scheduler_stub(address) as stub:
-            return await stub.ApplyPlacement(
-                pb.ApplyPlacementRequest(placement=wanted.placement, base_epoch=wanted.base_epoch),
-                timeout=timeout,
-            )
-
-    done = calling(ask())
+    scheduler, wanted = scheduler_address(scheduler), _read(file)
+    request = pb.ApplyPlacementRequest(placement=wanted.placement, base_epoch=wanted.base_epoch)
+    done = call(scheduler, request, timeout_s=timeout)
     if as_json:
         print_json({"epoch": done.epoch, "decision_id": done.decision_id or None})
     else:
@@ -155,14 +147,7 @@ def set_policy(
     """Set the policy that re-places experts by traffic."""
     from moesaic.v1 import scheduler_pb2 as pb
 
-    address = scheduler_address(scheduler)
-
-    async def ask() -> "pb.SchedulerServiceSetPolicyResponse":
-        async with scheduler_stub(address) as stub:
-            request = pb.SchedulerServiceSetPolicyRequest(policy=name)
-            return await stub.SetPolicy(request, timeout=5)
-
-    done = calling(ask())
+    done = call(scheduler, pb.SchedulerServiceSetPolicyRequest(policy=name))
     if as_json:
         print_json({"policy": done.policy})
     else:
@@ -172,11 +157,8 @@ def set_policy(
 def _planned(address: str, policy: str) -> "pb.Plan":
     from moesaic.v1 import scheduler_pb2 as pb
 
-    async def ask() -> "pb.Plan":
-        async with scheduler_stub(address) as stub:
-            return (await stub.Plan(pb.PlanRequest(policy=policy), timeout=PLAN_S)).plan
-
-    return calling(ask())
+    made: pb.Plan = call(address, pb.PlanRequest(policy=policy), timeout_s=PLAN_S).plan
+    return made
 
 
 def _changes(address: str, wanted: "pb.Plan") -> list[dict[str, Any]]:
@@ -184,11 +166,7 @@ def _changes(address: str, wanted: "pb.Plan") -> list[dict[str, Any]]:
     from moesaic.placement.decide.moves import Move, freed, moves
     from moesaic.v1 import scheduler_pb2 as pb
 
-    async def ask() -> "pb.GetPlacementResponse":
-        async with scheduler_stub(address) as stub:
-            return await stub.GetPlacement(pb.GetPlacementRequest(), timeout=5)
-
-    current = calling(ask()).placement
+    current = call(address, pb.GetPlacementRequest()).placement
     if current.epoch != wanted.base_epoch:
         say(
             f"the plan was made for epoch {wanted.base_epoch}, but {current.epoch} is in force: "

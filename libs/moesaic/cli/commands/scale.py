@@ -6,10 +6,10 @@ import typer
 
 from moesaic.cli.clients.scheduler import (
     SchedulerOption,
+    answers,
     calling,
     print_policy,
     scheduler_address,
-    scheduler_stub,
 )
 from moesaic.cli.terminal.console import print_entries, print_json, print_table, say
 from moesaic.cli.terminal.options import JsonOption, sets, valid_text
@@ -92,9 +92,7 @@ def to(
     message = pb.FleetShape(attention=wanted.attention, experts=wanted.experts)
 
     async def ask() -> "tuple[pb.GetScalingResponse, pb.ScalingDecision | None]":
-        async with scheduler_stub(address) as stub:
-            request = pb.ScaleRequest(shape=message, keep_mode=keep_mode)
-            done = await stub.Scale(request, timeout=5)
+        [done] = await answers(address, pb.ScaleRequest(shape=message, keep_mode=keep_mode))
         if done.decision_id and timeout:
             say(f"{shape_text(message)} is wanted")
         return await _awaited(address, done.decision_id, timeout)
@@ -123,14 +121,14 @@ def set_policy(
     from moesaic.v1 import scheduler_pb2 as pb
 
     request = pb.SetScalingRequest(policy=pb.ScalingPolicy(**values))
-    print_policy(scheduler, "SetScaling", request, policy_text, as_json)
+    print_policy(scheduler, request, policy_text, as_json)
 
 
 async def _scaling(address: str) -> "pb.GetScalingResponse":
     from moesaic.v1 import scheduler_pb2 as pb
 
-    async with scheduler_stub(address) as stub:
-        return await stub.GetScaling(pb.GetScalingRequest(), timeout=5)
+    found: list[pb.GetScalingResponse] = await answers(address, pb.GetScalingRequest())
+    return found[0]
 
 
 async def _awaited(

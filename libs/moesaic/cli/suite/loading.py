@@ -3,7 +3,6 @@
 import asyncio
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from moesaic.cli.terminal.transfer import byte_bars
@@ -44,18 +43,14 @@ class ShownLoading:
                 await asyncio.sleep(LOOK_S)
 
     async def _ask(self, process: "ProcessState", bars: "Progress") -> None:
-        import grpc
-
-        from moesaic.cli.clients.credentials import connected
-        from moesaic.cluster.rpc.channels import CONTROL_TIMEOUT_S
+        from moesaic.cli.clients.credentials import answer_if_any
         from moesaic.v1 import admin_pb2, admin_pb2_grpc
 
         if not process.admin_address:
             return
-        with suppress(grpc.aio.AioRpcError):  # it has not begun to listen, or it has ended
-            async with connected(process.admin_address) as connection:
-                stub = admin_pb2_grpc.AdminServiceStub(connection)
-                info = await stub.GetInfo(admin_pb2.GetInfoRequest(), timeout=CONTROL_TIMEOUT_S)
+        stub, request = admin_pb2_grpc.AdminServiceStub, admin_pb2.GetInfoRequest()
+        info = await answer_if_any(process.admin_address, stub, "GetInfo", request)
+        if info is not None:  # else it has not begun to listen, or it has ended
             self._show(process.name, info.loading if info.HasField("loading") else None, bars)
 
     def _show(self, name: str, loading: "admin_pb2.Loading | None", bars: "Progress") -> None:
