@@ -1,5 +1,6 @@
 """Models that a command is given by name: brought here before anything else begins."""
 
+import functools
 import os
 import resource
 import signal
@@ -52,12 +53,13 @@ def found_model(model: str, *, weights: bool = True) -> str:
     """
     if repository_of(model) is None:
         return model
-    from moesaic.cli.terminal.transfer import Transfer
+    from moesaic.cli.terminal.stages import Stages
     from moesaic.errors import MoesaicError
 
     try:
-        with Transfer(f"downloading {model}") as transfer:
-            return str(_interruptible(model, weights, transfer.show))
+        with Stages(sizes=True) as stages:
+            show = functools.partial(stages.show, f"downloading {model}")
+            return str(_interruptible(model, weights, show))
     except MoesaicError as error:
         raise CommandError(str(error), Exit.UNHEALTHY if error.retryable else Exit.USAGE) from error
 

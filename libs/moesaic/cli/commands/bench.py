@@ -5,50 +5,30 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from moesaic.cli.terminal.console import print_table, say
 from moesaic.cli.terminal.outcome import CommandError, Exit
 
+FOLDER = Path("benchmarks")  # of the project's sources
+
+
+def _names(incomplete: str = "") -> list[str]:
+    """List the benchmarks of this directory: modules with ``run``, or folders with such a ``bench``."""
+    modules = [*FOLDER.glob("*.py"), *(path.parent for path in FOLDER.glob("*/bench.py"))]
+    runs = [each for each in modules if each.is_dir() or "\ndef run(" in each.read_text()]
+    names = {each.stem.replace("_", "-") for each in runs}
+    return sorted(name for name in names if name.startswith(incomplete))
+
 
 def bench(
     name: Annotated[
-        Literal[
-            "engine",
-            "parity",
-            "hop",
-            "apart",
-            "gateway",
-            "refusals",
-            "router",
-            "sweeps",
-            "prefill",
-            "accuracy",
-            "brownout-accuracy",
-            "aebs",
-            "routed",
-            "two-phase",
-            "placement",
-            "replacement",
-            "kernels",
-            "serving",
-            "wire",
-            "brownout",
-            "brownout-burst",
-            "edge",
-            "elastic",
-            "simulate",
-            "costs",
-            "loading",
-            "ranks",
-            "large",
-            "sampling",
-            "attention",
-            "models",
-        ],
-        typer.Argument(help="Benchmark to run; docs/use/command-line.md describes each."),
+        str,
+        typer.Argument(
+            help="Benchmark to run; docs/use/command-line.md describes each.", autocompletion=_names
+        ),
     ],
     quick: Annotated[
         bool, typer.Option("--quick", help="Less data: from half a minute to some minutes.")
@@ -71,6 +51,9 @@ def bench(
     try:
         module = _benchmark(f"benchmarks.{name.replace('-', '_')}")
     except ModuleNotFoundError as error:
+        if str(error.name).startswith("benchmarks."):
+            known = ", ".join(_names())
+            raise CommandError(f"{name}: give one of {known}", Exit.USAGE) from error
         install = "pip install -c constraints.txt -e '.[dev]' (make test does that)"
         raise CommandError(f"{name} needs the package {error.name}: {install}") from error
     if json_to not in (None, "-") and not Path(str(json_to)).parent.is_dir():

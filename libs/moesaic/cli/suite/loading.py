@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from moesaic.cli.terminal.transfer import byte_bars
+from moesaic.cli.terminal.console import progress_bar
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -37,7 +37,7 @@ class ShownLoading:
 
     async def run(self) -> None:
         """Show it until cancelled."""
-        with byte_bars() as bars:
+        with progress_bar(sizes=True) as bars:
             while True:
                 await asyncio.gather(*(self._ask(each, bars) for each in self._processes))
                 await asyncio.sleep(LOOK_S)

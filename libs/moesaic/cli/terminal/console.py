@@ -71,23 +71,25 @@ def say_at_time(text: str) -> None:
     say(f"{time.strftime('%H:%M:%S')} {text}")
 
 
-def progress_bar() -> "Progress":
-    """Make a progress display on standard error; it stays hidden unless that is a terminal."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+def progress_bar(*, sizes: bool = False) -> "Progress":
+    """Make a progress display on standard error; it stays hidden unless that is a terminal.
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    return Progress(
-        *columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True
+    Args:
+        sizes: pieces are bytes, shown with their rate.
+    """
+    from rich import progress
+    from rich.console import Console
+
+    console, hidden = Console(stderr=True), not sys.stderr.isatty()
+    amounts: list[progress.ProgressColumn] = [progress.MofNCompleteColumn()]
+    if sizes:
+        amounts = [progress.DownloadColumn(binary_units=True), progress.TransferSpeedColumn()]
+    return progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        *amounts,
+        progress.TimeRemainingColumn(),
+        console=console,
+        disable=hidden,
+        transient=True,
     )
