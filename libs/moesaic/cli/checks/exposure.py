@@ -4,7 +4,7 @@ from pathlib import Path
 
 from moesaic.addresses import own_addresses_of
 from moesaic.cli.clients.rest_key import API_KEY_VARIABLE
-from moesaic.cli.terminal.outcome import CommandError, Exit
+from moesaic.cli.terminal.outcome import CommandError, Exit, correcting
 from moesaic.loopback import is_loopback
 
 
@@ -40,10 +40,7 @@ def checked_keys_file(path: str) -> str:
     if not path:
         return ""
     from moesaic.api_keys import read_api_keys
-    from moesaic.errors import InvalidInput
 
-    try:
+    with correcting():
         read_api_keys(Path(path))
-    except InvalidInput as error:
-        raise CommandError(str(error), Exit.USAGE) from error
     return str(Path(path).absolute())

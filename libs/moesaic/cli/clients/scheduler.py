@@ -2,9 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
-
-import typer
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from moesaic.cli.terminal.console import print_json
 from moesaic.cli.terminal.outcome import CommandError, Exit
@@ -16,15 +14,6 @@ T = TypeVar("T")
 
 CALL_S = 5.0
 PLAN_S = 240.0  # a plan that takes longer is none: of edge servers, the solver has 100 s for each of two policies
-
-SchedulerOption = Annotated[
-    str,
-    typer.Option(
-        "--scheduler",
-        envvar="MOESAIC_SCHEDULER",
-        help="Admin address of the scheduler, host:port (default: of the suite started here).",
-    ),
-]
 
 
 def scheduler_address(given: str) -> str:

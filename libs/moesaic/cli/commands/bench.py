@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from moesaic.cli.terminal.console import print_table, say
-from moesaic.cli.terminal.outcome import CommandError, Exit
+from moesaic.cli.terminal.outcome import CommandError, Exit, using
 
 FOLDER = Path("benchmarks")  # of the project's sources
 
@@ -78,10 +78,8 @@ def bench(
     if json_to == "-":
         print(json.dumps(result, ensure_ascii=False))
     elif json_to:
-        try:
+        with using(f"--json {json_to}"):
             Path(json_to).write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
-        except OSError as error:
-            raise CommandError(f"--json {json_to}: {error.strerror}", Exit.USAGE) from error
     if measured.get("failed"):
         raise CommandError(f"{name}: {measured['failed']}")
 

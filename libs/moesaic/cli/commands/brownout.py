@@ -5,14 +5,13 @@ from typing import Any
 import typer
 
 from moesaic.cli.clients.scheduler import (
-    SchedulerOption,
     answers,
     calling,
     print_policy,
     scheduler_address,
 )
 from moesaic.cli.terminal.console import print_entries, print_json, print_table
-from moesaic.cli.terminal.options import JsonOption, sets
+from moesaic.cli.terminal.options import JsonOption, SchedulerOption, sets
 from moesaic.messages.brownout import BrownoutPolicy
 
 app = typer.Typer(

@@ -10,7 +10,7 @@ import typer
 from moesaic.cli.checks.model_names import found_model
 from moesaic.cli.terminal.console import print_json, print_table, say
 from moesaic.cli.terminal.options import JsonOption
-from moesaic.cli.terminal.outcome import CommandError, Exit
+from moesaic.cli.terminal.outcome import CommandError, Exit, correcting, using
 from moesaic.cli.terminal.stages import Stages
 
 if TYPE_CHECKING:
@@ -75,7 +75,6 @@ def distill(
 ) -> None:
     """Train united experts of MODEL on --data; the same command again continues a stopped run."""
     from moesaic.distillation.recipe import Recipe
-    from moesaic.errors import InvalidInput
 
     recipe = Recipe(
         steps=0 if start else steps,
@@ -88,14 +87,11 @@ def distill(
     out = out or directory
     began = time.monotonic()
     try:
-        _require_start(start, out, joint_steps)
-        manifests = _distilled(directory, data, ways, tokens, recipe, start, out, threads)
+        with correcting(), using(f"--out {out}"):
+            _require_start(start, out, joint_steps)
+            manifests = _distilled(directory, data, ways, tokens, recipe, start, out, threads)
     except KeyboardInterrupt:
         raise CommandError("interrupted; the same again goes on", Exit.INTERRUPTED) from None
-    except InvalidInput as error:
-        raise CommandError(str(error), Exit.USAGE) from error
-    except OSError as error:
-        raise CommandError(f"--out {out}: {error.strerror}", Exit.USAGE) from error
     elapsed_s = time.monotonic() - began
     if as_json:
         print_json({"elapsed_s": round(elapsed_s, 1), "ways": [_summary(m) for m in manifests]})

@@ -4,9 +4,9 @@ from typing import Annotated, Any
 
 import typer
 
-from moesaic.cli.clients.scheduler import SchedulerOption, call
+from moesaic.cli.clients.scheduler import call
 from moesaic.cli.terminal.console import print_json, print_table, say
-from moesaic.cli.terminal.options import JsonOption, valid_text
+from moesaic.cli.terminal.options import JsonOption, SchedulerOption, valid_text
 from moesaic.cli.terminal.outcome import CommandError, Exit
 
 app = typer.Typer(help="Experts: their traffic, their holders, their pins.", no_args_is_help=True)

@@ -8,15 +8,14 @@ import typer
 
 from moesaic.cli.clients.scheduler import (
     PLAN_S,
-    SchedulerOption,
     answers,
     call,
     calling,
     scheduler_address,
 )
 from moesaic.cli.terminal.console import print_entries, print_json, print_table, say
-from moesaic.cli.terminal.options import JsonOption, valid_text
-from moesaic.cli.terminal.outcome import CommandError, Exit
+from moesaic.cli.terminal.options import JsonOption, SchedulerOption, valid_text
+from moesaic.cli.terminal.outcome import CommandError, Exit, using
 
 if TYPE_CHECKING:
     from moesaic.messages.placement import Placement
@@ -196,15 +195,15 @@ def _read(file: Path) -> "pb.Plan":
     from moesaic.errors import InvalidInput
     from moesaic.v1 import scheduler_pb2 as pb
 
+    with using(file):
+        text = file.read_text(encoding="utf-8")
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(text)
         plan = ParseDict(found if isinstance(found, dict) else {}, pb.Plan())
         if not plan.placement.workers:
             raise ValueError("it places nothing")
         _placement_of(plan)
         return plan
-    except OSError as error:
-        raise CommandError(f"{file}: {error.strerror}", Exit.USAGE) from error
     except (ValueError, ParseError, InvalidInput) as error:
         raise CommandError(f"{file}: is no plan: {error}", Exit.USAGE) from error
 
@@ -220,10 +219,8 @@ def _placement_of(plan: "pb.Plan") -> "Placement":
 
 
 def _write(file: Path, plan: dict[str, Any]) -> None:
-    try:
+    with using(f"--out {file}"):
         file.write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise CommandError(f"--out {file}: {error.strerror}", Exit.USAGE) from error
 
 
 def _pin_text(pin: "pb.Pin") -> str:

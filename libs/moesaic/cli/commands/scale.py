@@ -5,15 +5,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from moesaic.cli.clients.scheduler import (
-    SchedulerOption,
     answers,
     calling,
     print_policy,
     scheduler_address,
 )
 from moesaic.cli.terminal.console import print_entries, print_json, print_table, say
-from moesaic.cli.terminal.options import JsonOption, sets, valid_text
-from moesaic.cli.terminal.outcome import CommandError, Exit
+from moesaic.cli.terminal.options import JsonOption, SchedulerOption, sets, valid_text
+from moesaic.cli.terminal.outcome import CommandError, Exit, correcting
 from moesaic.messages.scaling import ScalingPolicy
 
 if TYPE_CHECKING:
@@ -80,14 +79,11 @@ def to(
     """Want so many workers, and wait until they are there; in mode auto the policy then only advises."""
     from moesaic.cli.clients.decisions import as_dict
     from moesaic.cli.clients.scaling import shape_text, state_text
-    from moesaic.errors import InvalidInput
     from moesaic.messages.scaling import read_shape
     from moesaic.v1 import scheduler_pb2 as pb
 
-    try:
+    with correcting():
         wanted = read_shape(shape)
-    except InvalidInput as error:
-        raise CommandError(str(error), Exit.USAGE) from error
     address = scheduler_address(scheduler)
     message = pb.FleetShape(attention=wanted.attention, experts=wanted.experts)
 

@@ -8,7 +8,7 @@ import typer
 
 from moesaic.cli.terminal.console import print_json, print_table, progress_bar, say
 from moesaic.cli.terminal.options import JsonOption
-from moesaic.cli.terminal.outcome import CommandError, Exit
+from moesaic.cli.terminal.outcome import CommandError, Exit, correcting, using
 
 if TYPE_CHECKING:
     from moesaic.placement.traffic.trace import Trace
@@ -55,14 +55,13 @@ def edge(
     as_json: JsonOption = False,
 ) -> None:
     """Predict latencies of edge servers by size of the fleet, links, load and placement (DanceMoE, section IV-C)."""
-    from moesaic.errors import InvalidInput, PlacementInfeasible
     from moesaic.simulation.edge.scale import ScaleStudy
 
     sizes = [int(each) for each in _numbers("--gpus", gpus, whole=True)]
     rates, gaps = _numbers("--mbps", mbps), _numbers("--arrivals", arrivals)
     if out is not None and not out.parent.is_dir():
         raise CommandError(f"--out {out}: no such directory", Exit.USAGE)
-    try:
+    with correcting():
         study = ScaleStudy.of(
             costs,
             None if trace is None else _trace(trace),
@@ -73,10 +72,6 @@ def edge(
             seed=seed,
         )
         points = _points(study, sizes, policy.split(","), gaps, rates)
-    except InvalidInput as error:
-        raise CommandError(f"{error.field}: {error.fix}", Exit.USAGE) from error
-    except PlacementInfeasible as error:
-        raise CommandError(f"the model does not fit: {error}", Exit.USAGE) from error
     facts = {
         "costs": _source(costs),
         "mix": mix,
@@ -108,10 +103,8 @@ def _numbers(option: str, text: str, whole: bool = False) -> list[float]:
 def _trace(file: Path) -> "Trace":
     from moesaic.placement.traffic.trace import Trace
 
-    try:
+    with using(f"--trace {file}"):
         return Trace.decode(file.read_bytes())
-    except OSError as error:
-        raise CommandError(f"--trace {file}: {error.strerror}", Exit.USAGE) from error
 
 
 def _advance() -> "Advance":

@@ -1,12 +1,12 @@
 """``moesaic status``: every service, the readiness for requests, and the holders of experts."""
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from moesaic.cli.terminal.console import print_json, print_table
-from moesaic.cli.terminal.options import JsonOption, UrlOption
+from moesaic.cli.terminal.options import JsonOption, SchedulerOption, UrlOption
 from moesaic.cli.terminal.outcome import CommandError, Exit
 
 if TYPE_CHECKING:
@@ -17,13 +17,7 @@ ROLES = ("gateway", "scheduler", "edge-agent", "attention", "expert")
 
 
 def status(
-    scheduler: Annotated[
-        str,
-        typer.Option(
-            envvar="MOESAIC_SCHEDULER",
-            help="Admin address of the scheduler, host:port, of a suite that was not started here.",
-        ),
-    ] = "",
+    scheduler: SchedulerOption = "",
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from moesaic.cli.terminal.console import print_json, print_table, say
-from moesaic.cli.terminal.options import JsonOption
-from moesaic.cli.terminal.outcome import CommandError, Exit
+from moesaic.cli.terminal.options import JsonOption, SchedulerOption
+from moesaic.cli.terminal.outcome import CommandError, Exit, correcting, using
 
 if TYPE_CHECKING:
     from moesaic.cli.clients.traces import Recording
@@ -29,13 +29,7 @@ def record(
     ] = 1_000_000,
     part: Annotated[str, typer.Option(help="Name for this recording.")] = "traffic",
     append: Annotated[bool, typer.Option("--append", help="Keep what FILE holds already.")] = False,
-    scheduler: Annotated[
-        str,
-        typer.Option(
-            envvar="MOESAIC_SCHEDULER",
-            help="Admin address of the scheduler, host:port, of a suite that was not started here.",
-        ),
-    ] = "",
+    scheduler: SchedulerOption = "",
 ) -> None:
     """Watch the attention workers of a running suite, and record the routing of the requests they serve."""
     import asyncio
@@ -100,13 +94,11 @@ async def _attention_workers(scheduler: str) -> dict[str, str]:
 def _require_writable(file: Path) -> None:
     """Refuse a file that cannot be written, before anything is recorded."""
     new = _new(file)
-    try:
+    with using(file):
         if file.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         new.touch()
         new.unlink()
-    except OSError as error:
-        raise CommandError(f"{file}: {error.strerror}", Exit.USAGE) from error
 
 
 def _new(file: Path) -> Path:
@@ -115,26 +107,19 @@ def _new(file: Path) -> Path:
 
 def _write(file: Path, recording: "Recording") -> None:
     new = _new(file)
-    try:
+    with using(file):
         new.write_bytes(recording.trace().encode())
         os.replace(new, file)
-    except OSError as error:
-        raise CommandError(f"{file}: {error.strerror}", Exit.USAGE) from error
     say(f"{file}: {len(recording.steps)} steps, {recording.rows} rows of {recording.part}")
     if dropped := sum(recording.dropped.values()):
         say(f"{dropped} steps more were dropped: they came faster than they could be read")
 
 
 def _read(file: Path) -> "Trace":
-    from moesaic.errors import InvalidInput
     from moesaic.placement.traffic.trace import Trace
 
-    try:
+    with using(file), correcting(str(file)):
         return Trace.decode(file.read_bytes())
-    except OSError as error:
-        raise CommandError(f"{file}: {error.strerror}", Exit.USAGE) from error
-    except InvalidInput as error:
-        raise CommandError(f"{file}: {error.fix}", Exit.USAGE) from error
 
 
 @app.command()

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moesaic.cli.terminal.outcome import CommandError, Exit
+from moesaic.cli.terminal.outcome import CommandError, Exit, correcting
 
 if TYPE_CHECKING:
     from moesaic.api_keys import ApiKeys, TenantEntry
@@ -20,12 +20,9 @@ def read_keys(path: Path) -> "ApiKeys":
         CommandError: it cannot be read, or an entry is wrong.
     """
     from moesaic.api_keys import read_api_keys
-    from moesaic.errors import InvalidInput
 
-    try:
+    with correcting("--file"):
         return read_api_keys(path)
-    except InvalidInput as error:
-        raise CommandError(f"--file: {error.fix}", Exit.USAGE) from error
 
 
 def write_keys(path: Path, keys: "ApiKeys") -> None:

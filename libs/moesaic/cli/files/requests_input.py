@@ -6,13 +6,12 @@ import hashlib
 import shutil
 import sys
 import tempfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from moesaic.cli.terminal.outcome import CommandError, Exit
+from moesaic.cli.terminal.outcome import using
 
 STANDARD = Path("-")
 
@@ -27,23 +26,16 @@ def opened_input(source: Path) -> Iterator[BinaryIO]:
     Raises:
         CommandError: they cannot be read.
     """
-    try:
-        with contextlib.ExitStack() as files:
-            if source == STANDARD:
-                copy = files.enter_context(tempfile.TemporaryFile())
-                shutil.copyfileobj(sys.stdin.buffer, copy)
-                yield copy
-            elif source.suffix == ".gz":
-                unpacked: Any = files.enter_context(gzip.open(source))
-                yield unpacked
-            else:
-                yield files.enter_context(source.open("rb"))
-    except BrokenPipeError:  # of the output
-        raise
-    except (OSError, EOFError, zlib.error) as error:
-        raise CommandError(
-            f"--input-file {source}: {getattr(error, 'strerror', None) or error}", Exit.USAGE
-        ) from error
+    with using(f"--input-file {source}"), contextlib.ExitStack() as files:
+        if source == STANDARD:
+            copy = files.enter_context(tempfile.TemporaryFile())
+            shutil.copyfileobj(sys.stdin.buffer, copy)
+            yield copy
+        elif source.suffix == ".gz":
+            unpacked: Any = files.enter_context(gzip.open(source))
+            yield unpacked
+        else:
+            yield files.enter_context(source.open("rb"))
 
 
 def measured(lines: BinaryIO) -> tuple[str, int]:

@@ -19,7 +19,7 @@ from moesaic.cli.clients.gateway import client_settings, first_model, problem_of
 from moesaic.cli.clients.retrying import post_json
 from moesaic.cli.files.requests_input import STANDARD, measured, opened_input
 from moesaic.cli.terminal.console import progress_bar, say
-from moesaic.cli.terminal.outcome import CommandError, Exit
+from moesaic.cli.terminal.outcome import CommandError, Exit, using
 
 MAX_LINE_BYTES = 64 << 20
 MAX_TRIES = 8  # of a request, which takes a minute
@@ -89,16 +89,13 @@ class RequestsRun:
             if source != STANDARD and out.exists() and out.samefile(source):
                 raise CommandError(f"--output-file {out}: it is the input", Exit.USAGE)
             partial = out.with_name(f".{out.name}.{digest[:16]}.partial")
-            try:
-                with Journal(partial) as journal:
-                    _claim(journal, partial)
-                    rest = journal.resume(requests)
-                    self.num_resumed = journal.tally.total
-                    self._answer(rest, journal, total)
-                    journal.sync()
-                    os.replace(partial, out)
-            except OSError as error:
-                raise CommandError(f"--output-file {out}: {error.strerror}", Exit.USAGE) from error
+            with using(f"--output-file {out}"), Journal(partial) as journal:
+                _claim(journal, partial)
+                rest = journal.resume(requests)
+                self.num_resumed = journal.tally.total
+                self._answer(rest, journal, total)
+                journal.sync()
+                os.replace(partial, out)
 
     def _answer(self, requests: Iterator[Line], output: _Output, total: int) -> None:
         self.tally, self.started = output.tally, True

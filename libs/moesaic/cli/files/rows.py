@@ -2,13 +2,12 @@
 
 import gzip
 import json
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moesaic.cli.terminal.outcome import CommandError, Exit
+from moesaic.cli.terminal.outcome import using
 
 
 @dataclass(frozen=True)
@@ -58,12 +57,10 @@ def read_rows(path: Path, default_labels: tuple[str, ...] = ()) -> Iterator[Row 
     Raises:
         CommandError: the file cannot be read.
     """
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield parse_row(line, number, default_labels)
-    except (OSError, EOFError, zlib.error) as error:
-        raise CommandError(
-            f"--file {path}: {getattr(error, 'strerror', None) or error}", Exit.USAGE
-        ) from error
+    with (
+        using(f"--file {path}"),
+        gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines,
+    ):
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield parse_row(line, number, default_labels)

@@ -16,7 +16,7 @@ from moesaic.cli.clients.retrying import post_json
 from moesaic.cli.files.rows import BadRow, Row, read_rows
 from moesaic.cli.files.tally import RowsTally
 from moesaic.cli.terminal.console import progress_bar, say
-from moesaic.cli.terminal.outcome import CommandError, Exit
+from moesaic.cli.terminal.outcome import CommandError, Exit, using
 
 MAX_TRIES = 4
 SHOWN_ERRORS = 5
@@ -91,11 +91,9 @@ class RowsRun:
 
 
 def _opened(out: Path) -> Any:
-    try:
+    with using(f"--out {out}"):
         # What UTF-8 has no bytes for, half a surrogate pair in an id, is written as JSON escapes it.
         return out.open("w", encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
-        raise CommandError(f"--out {out}: {error.strerror}", Exit.USAGE) from error
 
 
 async def _classify_rows(

@@ -34,6 +34,16 @@ UrlOption = Annotated[
 ]
 
 
+SchedulerOption = Annotated[
+    str,
+    typer.Option(
+        "--scheduler",
+        envvar="MOESAIC_SCHEDULER",
+        help="Admin address of the scheduler, host:port (default: that of the suite started here).",
+    ),
+]
+
+
 def option(text: str, *, switch: str = "", panel: str | None = None, **more: Any) -> Any:
     """Describe a field that is an option of a command: the mark of its annotation.
 
