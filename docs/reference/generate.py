@@ -5,7 +5,6 @@
 
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 
 from docs.reference.checkpoint_fields import fields_page
@@ -13,8 +12,8 @@ from docs.reference.request_fields import request_fields_page
 from docs.reference.schema_keywords import schema_keywords_page
 from moesaic.settings import ServiceSettings
 from moesaic.usage.flags import Flag, flags_of
+from moesaic.usage.names import ROLES, settings_model
 
-ROLES = ("gateway", "scheduler", "attention", "expert", "edge-agent")
 HERE = Path(__file__).parent
 MADE = "Made by `make reference` from the services themselves; do not edit."
 
@@ -51,12 +50,12 @@ def settings_page() -> str:
         "",
     ]
     common = ServiceSettings.model_fields
-    shared = [flag for flag in _flags(_settings("scheduler")) if flag.field in common]
+    shared = [flag for flag in _flags(settings_model("scheduler")) if flag.field in common]
     lines += ["## Every service", "", *_tables(shared)]
     for role in ROLES:
-        own = [flag for flag in _flags(_settings(role)) if flag.field not in common]
+        own = [flag for flag in _flags(settings_model(role)) if flag.field not in common]
         if role == "edge-agent":  # it has all settings of an attention worker
-            inherited = {flag.field for flag in _flags(_settings("attention"))}
+            inherited = {flag.field for flag in _flags(settings_model("attention"))}
             own = [flag for flag in own if flag.field not in inherited]
             lines += ["## Edge agent", "", "All settings of an attention worker, and these.", ""]
             lines += _tables(own)
@@ -82,13 +81,6 @@ def metrics_page() -> str:
         for name, (kind, text) in sorted(found.items())
     ]
     return "\n".join(lines) + "\n"
-
-
-def _settings(role: str) -> type[ServiceSettings]:
-    module = import_module(f"moesaic.services.{role.replace('-', '_')}.settings")
-    name = "".join(part.capitalize() for part in role.split("-"))
-    cls: type[ServiceSettings] = getattr(module, f"{name}Settings")
-    return cls
 
 
 def _flags(cls: type[ServiceSettings]) -> list[Flag]:

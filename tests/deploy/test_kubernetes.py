@@ -14,7 +14,7 @@ import yaml
 
 from moesaic.services.scheduler.scaling.actuators.kubernetes import DEPLOYMENTS
 from moesaic.services.scheduler.settings import SchedulerSettings
-from moesaic.usage.names import SETTINGS as KNOWN
+from moesaic.usage.names import settings
 from tests.deploy.test_files import SETTINGS, given_as_secrets, read, services, variable
 from tests.suites import ROOT
 
@@ -137,7 +137,7 @@ def test_settings_for_all_services_are_names_that_they_know() -> None:
     ]
     names = {literal.partition("=")[0] for literal in literals}
 
-    assert {name for name in names if name.startswith("MOESAIC_")} <= KNOWN
+    assert {name for name in names if name.startswith("MOESAIC_")} <= settings()
     assert all(
         {"configMapRef": {"name": "settings"}} in container(name)["envFrom"] for name in OURS
     )

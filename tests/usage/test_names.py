@@ -1,25 +1,20 @@
 """There is one list of variables, and it holds what the sources read, no more and no less."""
 
 import re
-from importlib import import_module
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from moesaic.settings import ServiceSettings
-from moesaic.usage.names import SETTINGS, VARIABLES, unknown_variables
+from moesaic.cli.suite.options import SuiteOptions
+from moesaic.cli.terminal.options import taken_fields
+from moesaic.usage.names import OTHERS, settings, unknown_variables
 
 ROOT = Path(__file__).parents[2]
 READ = re.compile(r"MOESAIC_[A-Z0-9_]*[A-Z0-9]\b")
 IN_TESTS = re.compile(r"""(?:environ(?:\.get\(|\[)["']|\$\{?)(MOESAIC_[A-Z0-9_]+)""")
 OUR_OWN = "libs/moesaic/usage/names.py"
-
-
-def models() -> list[type[ServiceSettings]]:
-    roles = ("Attention", "EdgeAgent", "Expert", "Gateway", "Scheduler")
-    folders = [re.sub(r"(?<!^)(?=[A-Z])", "_", role).lower() for role in roles]
-    modules = [import_module(f"moesaic.services.{folder}.settings") for folder in folders]
-    return [getattr(module, f"{role}Settings") for module, role in zip(modules, roles, strict=True)]
 
 
 def sources() -> list[Path]:
@@ -29,10 +24,16 @@ def sources() -> list[Path]:
     return [*found, ROOT / "Makefile", ROOT / "README.md", *ROOT.glob("compose*.yaml")]
 
 
-def test_every_setting_of_a_service_has_its_variable_in_the_list() -> None:
-    fields = {f"MOESAIC_{name.upper()}" for model in models() for name in model.model_fields}
+def test_settings_are_looked_up_only_where_a_name_is_not_of_the_command() -> None:
+    code = (
+        "import sys; from moesaic.usage.names import unknown_variables; "
+        "print(unknown_variables({'MOESAIC_URL': 'x'}), 'pydantic' in sys.modules, "
+        "unknown_variables({'MOESAIC_KV_BLOCKS': '1'}))"
+    )
 
-    assert fields == SETTINGS
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+    assert done.stdout == "[] False []\n"
 
 
 def test_every_name_in_the_sources_is_in_the_list_and_every_name_in_the_list_is_read() -> None:
@@ -45,8 +46,10 @@ def test_every_name_in_the_sources_is_in_the_list_and_every_name_in_the_list_is_
     for path in [*(ROOT / "tests").rglob("*.py"), *(ROOT / "tests").rglob("*.sh")]:
         named |= set(IN_TESTS.findall(path.read_text(encoding="utf-8")))
 
-    assert named <= VARIABLES
-    assert named >= VARIABLES - SETTINGS
+    named |= {f"MOESAIC_{name.upper()}" for name in taken_fields(SuiteOptions)}
+
+    assert named <= OTHERS | settings()
+    assert named >= OTHERS - settings()
 
 
 @pytest.mark.parametrize(

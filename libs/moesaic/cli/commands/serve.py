@@ -17,7 +17,8 @@ class RoleCommand(TyperCommand):
         own, role = super().get_params(ctx), ctx.params.get("role")
         if not ctx.resilient_parsing or role is None:
             return own
-        from moesaic.cli.suite.service_settings import options_of, settings_model
+        from moesaic.cli.suite.service_settings import options_of
+        from moesaic.usage.names import settings_model
         from moesaic.usage.reading import flags_in
 
         return [*own, *options_of(flags_in(settings_model(role)))]

@@ -3,15 +3,15 @@
 import inspect
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
-from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from moesaic.cli.suite.options import Setting, SuiteOptions, Topology, check_topology
-from moesaic.cli.suite.processes import Service, module_of, roles_of
+from moesaic.cli.suite.processes import Service, roles_of
 from moesaic.cli.terminal.outcome import CommandError, Exit
+from moesaic.usage.names import ROLES, settings_model
 
 if TYPE_CHECKING:
     from moesaic.settings import ServiceSettings
@@ -58,14 +58,6 @@ class SettingsCommand(TyperCommand):
         return rest
 
 
-def settings_model(role: str) -> type["ServiceSettings"]:
-    """Import the settings of a service when they are needed, as no room may know the services."""
-    module = import_module(f"{module_of(role)}.settings")
-    name = role.title().replace("-", "")
-    found: type[ServiceSettings] = getattr(module, f"{name}Settings")
-    return found
-
-
 def asked_options(context: typer.Context, values: Mapping[str, Any]) -> SuiteOptions:
     """Make the options of a suite from a command line: a ``SettingsCommand`` that takes ``SuiteOptions``.
 
@@ -110,7 +102,7 @@ def _settings() -> "dict[str, tuple[Flag, frozenset[str]]]":
     from moesaic.usage.reading import flags_in
 
     found: dict[str, tuple[Flag, frozenset[str]]] = {}
-    for role in ("gateway", "attention", "expert", "edge-agent", "scheduler"):
+    for role in ROLES:
         for flag in flags_in(settings_model(role)):
             first, roles = found.get(flag.field, (flag, frozenset()))
             found[flag.field] = first, roles | {role}

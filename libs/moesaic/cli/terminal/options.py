@@ -65,15 +65,18 @@ def takes(model: Callable[..., Any], *names: str) -> Callable[[Command], Command
         model: fields whose annotation has an ``option`` are taken.
         names: only these fields; none: all.
     """
-    made = {
-        name: each
-        for name, each in inspect.signature(model, eval_str=True).parameters.items()
-        if hasattr(each.annotation, "__metadata__") and (name in names or not names)
-    }
+    found = taken_fields(model)
+    made = {name: each for name, each in found.items() if name in names or not names}
     for name, each in made.items():
         [mark] = each.annotation.__metadata__
         mark.envvar = f"{ENV_PREFIX}{name.upper()}"
     return functools.partial(_with_options, made=made)
+
+
+def taken_fields(model: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """List the fields of a dataclass that are options, by name."""
+    fields = inspect.signature(model, eval_str=True).parameters
+    return {name: each for name, each in fields.items() if hasattr(each.annotation, "__metadata__")}
 
 
 def sets(policy: type) -> Callable[[Command], Command]:
