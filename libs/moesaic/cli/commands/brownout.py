@@ -49,7 +49,7 @@ def show(scheduler: SchedulerOption = "", as_json: JsonOption = False) -> None:
 
 
 @app.command("set")
-@sets(BrownoutPolicy)
+@sets(BrownoutPolicy, min_threshold=("min_prefill_threshold", "min_decode_threshold"))
 def set_policy(
     values: dict[str, Any], scheduler: SchedulerOption = "", as_json: JsonOption = False
 ) -> None:

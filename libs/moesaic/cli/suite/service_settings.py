@@ -10,6 +10,7 @@ from typer.core import TyperCommand
 
 from moesaic.cli.suite.options import Setting, SuiteOptions, Topology, check_topology
 from moesaic.cli.suite.processes import Service, roles_of
+from moesaic.cli.terminal.options import completes
 from moesaic.cli.terminal.outcome import CommandError, Exit
 from moesaic.usage.names import ROLES, settings_model
 
@@ -137,17 +138,13 @@ def options_of(flags: "Iterable[Flag]", hidden: Collection[str] = ()) -> list[An
 
 def _parameter(flag: "Flag", hidden: bool) -> inspect.Parameter:
     words = flag.form.strip("<>").split("|")
-
-    def choices(incomplete: str) -> list[str]:
-        return [word for word in words if len(words) > 1 and word.startswith(incomplete)]
-
     option = typer.Option(
         "/".join(flag.names),
         metavar=flag.form or None,
         help=flag.description,
         hidden=hidden,
         rich_help_panel=PANEL,
-        autocompletion=choices if flag.form else None,
+        autocompletion=completes(words if len(words) > 1 else ()),
     )
     kind: Any = Annotated[str | None if flag.form else bool | None, option]
     return inspect.Parameter(

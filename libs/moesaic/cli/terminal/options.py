@@ -3,8 +3,8 @@
 import functools
 import inspect
 import re
-from collections.abc import Callable
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -12,6 +12,7 @@ from moesaic.cli.terminal.outcome import CommandError, Exit
 from moesaic.usage.variables import ENV_PREFIX
 
 Command = Callable[..., None]
+LARGEST = 4096  # whole number in a policy: workers of a side, experts of a group
 
 
 def valid_text(value: str | None) -> str | None:
@@ -79,11 +80,12 @@ def taken_fields(model: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return {name: each for name, each in fields.items() if hasattr(each.annotation, "__metadata__")}
 
 
-def sets(policy: type) -> Callable[[Command], Command]:
+def sets(policy: type, **joint: tuple[str, ...]) -> Callable[[Command], Command]:
     """Give a command the fields of a policy as options; those that are given come as ``values``, by field.
 
     Args:
         policy: a struct that says under ``Attributes`` what each field means; ``source`` is the scheduler's.
+        joint: further options, each for several fields at once; that of a field alone comes before it.
     """
     meanings = dict(
         re.findall(r"^ {8}(\w+): (.+(?:\n {9,}.+)*)", policy.__doc__ or "", re.MULTILINE)
@@ -92,15 +94,36 @@ def sets(policy: type) -> Callable[[Command], Command]:
     for name, each in inspect.signature(policy).parameters.items():
         if name != "source":
             text = " ".join(meanings[name].replace("``", "").split())
-            bounds: Any = {"min": 0, "max": (1 << 31) - 1} if each.annotation is int else {}
             flag = "--" + name.removesuffix("_s").replace("_", "-")
-            mark = typer.Option(flag, help=text, **bounds)
-            kind: Any = Annotated[each.annotation | None, mark]
+            words = get_args(each.annotation)  # of a choice, which the scheduler checks
+            mark = typer.Option(
+                flag,
+                help=text,
+                metavar=f"<{'|'.join(words)}>" if words else None,
+                callback=valid_text if words else None,
+                autocompletion=completes(words),
+            )
+            kind: Any = Annotated[(str if words else each.annotation) | None, mark]
             made[name] = each.replace(annotation=kind, default=None)
+
+    for name, fields in joint.items():
+        flags = " and ".join(f"--{field.replace('_', '-')}" for field in fields)
+        kind = Annotated[float | None, typer.Option(help=f"{flags} at once.")]
+        made[name] = made[fields[0]].replace(name=name, annotation=kind)
 
     def decorate(command: Command) -> Command:
         def change(*, values: dict[str, Any], **others: Any) -> None:
+            for name, fields in joint.items():
+                both = dict.fromkeys(fields, values.pop(name))
+                values |= {
+                    field: value if values[field] is None else values[field]
+                    for field, value in both.items()
+                }
             changes = {name: value for name, value in values.items() if value is not None}
+            for name, value in changes.items():
+                if type(value) is int and not 0 <= value <= LARGEST:
+                    text = f"--{name.replace('_', '-')} must be in 0..{LARGEST}, got {value}"
+                    raise CommandError(text, Exit.USAGE)
             if not changes:
                 text = "nothing to set; name a part of the policy, such as --mode"
                 raise CommandError(text, Exit.USAGE)
@@ -109,6 +132,15 @@ def sets(policy: type) -> Callable[[Command], Command]:
         return _with_options(functools.wraps(command)(change), made=made)
 
     return decorate
+
+
+def completes(words: Sequence[str]) -> Callable[[str], list[str]]:
+    """Make the completion of an option's value, which is one of these words; none: shells know nothing."""
+
+    def choices(incomplete: str) -> list[str]:
+        return [word for word in words if word.startswith(incomplete)]
+
+    return choices
 
 
 def _with_options(command: Command, made: dict[str, inspect.Parameter]) -> Command:
