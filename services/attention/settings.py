@@ -41,8 +41,7 @@ class AttentionSettings(ModelSettings):
     )
     offload: bool = Field(
         False,
-        description="keep experts in a file, and only a few layers of them in memory; routed: bring "
-        "them to the rows of those steps in which that is faster",
+        description="local and gathered: keep experts in a file, and only a few layers of them in memory",
     )
     offload_dir: str = Field(
         "", description="directory of that file (default: the user's cache directory)"
@@ -183,8 +182,8 @@ class AttentionSettings(ModelSettings):
 
     @model_validator(mode="after")
     def _experts_stream_to_a_cpu(self) -> Self:
-        if self.offload and self.dispatch == "all-to-all":
-            raise ValueError("--offload needs --dispatch local, gathered or routed, got all-to-all")
+        if self.offload and self.dispatch not in ("local", "gathered"):
+            raise ValueError(f"--offload needs --dispatch local or gathered, got {self.dispatch}")
         if (self.gathers_experts or self.dispatch == "all-to-all") and self.device != "cpu":
             raise ValueError(
                 f"experts that are shared or offloaded need --device cpu, got {self.device}"

@@ -57,7 +57,10 @@ class TestLocalOffload(ModeContract):
 
 class TestRouted(ModeContract):
     dispatch, hows, placed = "routed", ({"exchange": "direct", "micro_batches": 2},), True
-    refused = (({"decode_graph_tokens": 64}, "a CUDA --device"),)
+    refused = (
+        ({"decode_graph_tokens": 64}, "a CUDA --device"),
+        ({"offload": True}, "--offload needs --dispatch local or gathered"),
+    )
 
 
 class TestTwoPhase(ModeContract):
@@ -65,14 +68,6 @@ class TestTwoPhase(ModeContract):
 
     dispatch, hows, placed, listens = "routed", ({"exchange": "reduce"},) * 2, True, True
     refused = (({"deterministic": True}, "--exchange direct"),)
-
-
-class TestEither(ModeContract):
-    dispatch, hows, placed = "routed", ({"offload": True},), True
-    refused = (
-        TOO_LITTLE,
-        ({"device": "cuda"}, "need --device cpu"),
-    )
 
 
 class TestGathered(ModeContract):

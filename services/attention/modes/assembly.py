@@ -1,4 +1,4 @@
-"""Experts that come layer by layer: what ``gathered``, ``offload`` and ``either`` have in common."""
+"""Experts that come layer by layer: what ``gathered`` and ``offload`` have in common."""
 
 import asyncio
 from dataclasses import dataclass
@@ -70,8 +70,6 @@ def plan_experts(
     settings: AttentionSettings,
     config: ModelConfig,
     share: Share = THE_WHOLE,
-    *,
-    pool: bool = False,
 ) -> GatherPlan:
     """Plan the memory for experts before any is taken.
 
@@ -81,7 +79,6 @@ def plan_experts(
         settings: the window, and the bound of memory.
         config: of the model.
         share: the experts that this worker holds.
-        pool: the others come from expert workers.
 
     Raises:
         InvalidInput: it takes more memory than was given.
@@ -94,7 +91,6 @@ def plan_experts(
         offload=settings.offload,
         window=settings.gather_window,
         budget_bytes=settings.expert_memory_bytes,
-        pool=pool,
     )
     log.info(
         "gather.planned",

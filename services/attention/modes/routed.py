@@ -10,15 +10,14 @@ from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.decode_segments import DecodeSegments
 from moesaic.models.layers.kv_cache import KVCache
 from moesaic.services.attention.modes.contract import Mode, OpenMode, WorkerParts
-from moesaic.services.attention.modes.either import plan_either
 from moesaic.services.attention.modes.expert_workers import link_expert_workers
 from moesaic.services.attention.modes.two_phase import join_node
 from moesaic.services.attention.settings import AttentionSettings
 
 
 def plan_routed(settings: AttentionSettings, config: ModelConfig) -> OpenMode:
-    """Send all rows to expert workers, or bring experts here in steps for which that is faster."""
-    return plan_either(settings, config) if settings.offload else open_routed
+    """Send all rows to expert workers."""
+    return open_routed
 
 
 async def open_routed(worker: WorkerParts) -> Mode:

@@ -171,7 +171,7 @@ def test_gathered_experts_are_a_share_and_a_ring(model: Path) -> None:
         of_role(plan(gathered), "attention")["experts"]
         > of_role(plan(local), "attention")["experts"] / 2
     )
-    offloaded = plan(options_of(model, offload=True))
+    offloaded = plan(options_of(model, topology="local", offload=True))
     assert of_role(offloaded, "attention")["experts"] > 0
 
 

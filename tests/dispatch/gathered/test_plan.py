@@ -21,7 +21,6 @@ def plans(draw: st.DrawFn) -> GatherPlan:
         share=Share(draw(st.integers(0, count - 1)), count),
         offload=draw(st.booleans()),
         window=draw(st.integers(1, 20)),
-        pool=draw(st.booleans()),
     )
 
 
@@ -53,7 +52,6 @@ def test_a_budget_of_a_byte_less_is_refused_and_what_is_said_to_fit_fits(plan: G
     options = {
         "share": plan.share,
         "budget_bytes": plan.total_bytes - 1,
-        "pool": plan.pool,
     }
 
     assert plan_gather(
@@ -62,7 +60,6 @@ def test_a_budget_of_a_byte_less_is_refused_and_what_is_said_to_fit_fits(plan: G
         offload=plan.offload,
         window=plan.window,
         budget_bytes=plan.total_bytes,
-        pool=plan.pool,
     )
     with pytest.raises(InvalidInput) as refused:
         plan_gather(*facts, **options, offload=plan.offload, window=plan.window)

@@ -1,12 +1,10 @@
 """Attention workers that fetch experts from each other, or from files, answer as if they had them all."""
 
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from moesaic.v1.gateway_pb2 import GetRouterRequest
 from moesaic.v1.gateway_pb2_grpc import GatewayServiceStub
@@ -73,55 +71,6 @@ def test_experts_in_a_file_answer_like_experts_in_memory(local: Any, tmp_path: A
     with running(tmp_path, "--topology", "local", "--offload", settings=settings) as suite:
         assert answer(suite, "The sea") == answer(local, "The sea")
     assert list((tmp_path / "experts").iterdir())
-
-
-@pytest.fixture(scope="module")
-def pooled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
-    """An attention worker that routes rows or gathers experts, and the two expert workers that hold them."""
-    directory = tmp_path_factory.mktemp("pooled")
-    settings = {"MOESAIC_OFFLOAD_DIR": str(directory / "experts")}
-    with running(directory, "--offload", settings=settings) as suite:
-        yield suite
-
-
-def fetched(suite: Suite) -> dict[str, float]:
-    """Bytes of experts that the attention worker has fetched so far, by where from."""
-    state = {process["name"]: process for process in suite.state()["processes"]}
-    text = httpx.get(
-        f"http://{state['attention-0']['metrics_address']}/metrics", timeout=HANG_S
-    ).text
-    return {
-        sample.labels["source"]: sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.name == "moesaic_gather_fetched_bytes_total"
-    }
-
-
-def test_steps_choose_between_routing_rows_and_gathering_experts_of_one_pool(
-    pooled: Suite, local: Any
-) -> None:
-    prompts = ["The sea", "A sentence that is repeated. " * 40]
-
-    assert [answer(pooled, p) for p in prompts] == [answer(local, p) for p in prompts]
-
-    def chosen() -> list[dict[str, Any]]:
-        return events(pooled, "attention-0", "way.chosen")
-
-    eventually(lambda: {line["way"] for line in chosen()} == {"route", "gather"})
-    assert any(line["predicted_ms"] for line in chosen())
-    sources = fetched(pooled)
-    assert sources["expert-0"] == pytest.approx(sources["expert-1"], rel=0.1)  # half of each layer
-    assert "file" not in sources
-
-
-@pytest.mark.slow
-async def test_a_killed_expert_worker_costs_no_request_of_those_who_gather(pooled: Suite) -> None:
-    before, after = await around_fault(pooled, lambda: pooled.signal("expert-1", signal.SIGKILL))
-
-    assert check(before, after) == STREAMS
-    assert fetched(pooled)["file"] > 0  # what only the dead one had
-    pooled.until_serving()
 
 
 def test_workers_that_compute_every_layer_together_answer_alike(local: Any, tmp_path: Any) -> None:

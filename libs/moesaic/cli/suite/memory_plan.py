@@ -231,7 +231,7 @@ def _own_experts(
     weights: WeightBytes,
 ) -> int:
     """Count the bytes of routed experts in an attention worker or an agent."""
-    if options.topology == "disaggregated" and not options.offload:
+    if options.topology == "disaggregated":
         return 0
     layers, num_experts = config.moe_layers, config.moe.num_experts
     if options.topology == "all-to-all":
@@ -250,7 +250,6 @@ def _own_experts(
         share=share,
         offload=options.offload,
         window=getattr(settings, "gather_window", 1),
-        pool=options.topology == "disaggregated",
     ).total_bytes
 
 

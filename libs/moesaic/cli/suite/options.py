@@ -21,7 +21,10 @@ _TAKEN_BY: Mapping[str, tuple[tuple[str, ...], str]] = {
     "standby_attention": (("disaggregated",), "has no workers on standby"),
     "standby_experts": (("disaggregated",), "has no workers on standby"),
     "attention": (_WITH_ATTENTION, "has no attention workers; give --agents"),
-    "offload": (_WITH_ATTENTION[:3], "has no such mode"),
+    "offload": (
+        ("local", "gathered"),
+        "keeps no experts in files; give --topology local or gathered",
+    ),
     "agents": (("edge",), _NO_AGENTS),
     "memory": (("edge",), _NO_AGENTS),
     "link": (("edge",), _NO_AGENTS),
@@ -77,8 +80,7 @@ class SuiteOptions:
     offload: Annotated[
         bool,
         option(
-            "Keep experts of attention workers in files, and only a few layers of them in memory; disaggregated: for "
-            "steps in which that is faster than expert workers.",
+            "local and gathered: keep experts in files, and only a few layers of them in memory.",
             switch="--offload",
         ),
     ] = False

@@ -1,6 +1,5 @@
 """Assembles the parts of ``gathered`` and ``offload``."""
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -12,13 +11,12 @@ import torch
 
 from moesaic.dispatch.gathered import metrics
 from moesaic.dispatch.gathered.dispatcher import GatheredDispatcher
-from moesaic.dispatch.gathered.holders import Linked, PlacedHolders, ShareHolders
+from moesaic.dispatch.gathered.holders import Linked, ShareHolders
 from moesaic.dispatch.gathered.mover import Mover
 from moesaic.dispatch.gathered.plan import GatherPlan
 from moesaic.dispatch.rungs import RungLoader
 from moesaic.experts.packed import PackedExperts
 from moesaic.experts.pull.frames import contents_digest
-from moesaic.experts.pull.ranges import POOL_PULLS
 from moesaic.experts.pull.server import PullServer
 from moesaic.experts.pull.shard import MemoryShard
 from moesaic.experts.pull.shard_file import FileShard, shard_file
@@ -42,7 +40,7 @@ class GatheredParts:
     mover: Mover
     shard: MemoryShard | FileShard  # that the server gives
     server: PullServer
-    holders: ShareHolders | PlacedHolders | None  # of the mover
+    holders: ShareHolders | None  # of the mover
 
 
 @asynccontextmanager
@@ -91,12 +89,11 @@ async def assemble(
         shares = {*plan.gathered_shares, plan.share}
         digests = {share: contents_digest(model_digest, packed.layout, share) for share in shares}
 
-        async def make_mover() -> tuple[Mover, ShareHolders | PlacedHolders | None]:
+        async def make_mover() -> tuple[Mover, ShareHolders | None]:
             holders = None
             if network is not None:
-                turns = asyncio.Semaphore(POOL_PULLS) if plan.pool else None
-                linked = Linked(network, digests, packed.layout.nbytes, timeout_s, turns)
-                holders = (PlacedHolders if plan.pool else ShareHolders)(plan, linked)
+                linked = Linked(network, digests, packed.layout.nbytes, timeout_s)
+                holders = ShareHolders(plan, linked)
             return Mover(plan, memory, packed, shard, reader, holders), holders
 
         mover, holders = await run_on_mover(make_mover())

@@ -118,14 +118,13 @@ class Mover:
 
         | share | sources, in order |
         |---|---|
-        | own, with a pool | peers, file, checkpoint |
-        | own, without | file, peers, checkpoint |
+        | own | file, peers, checkpoint |
         | another's | peers, checkpoint |
         """
         runs = messages_of(len(into), self._plan.expert_bytes)
         ways = [self._from_peers]
         if share == self._plan.share:
-            ways.insert(1 if self._plan.pool else 0, self._from_file)
+            ways = [self._from_file, self._from_peers]
         for way in ways:
             runs = await way(share, layer, runs, into)
         if runs:

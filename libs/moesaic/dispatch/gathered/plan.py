@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from moesaic.errors import InvalidInput, UnusableSettings
-from moesaic.experts.pull.ranges import POOL_PULLS, PULL_BYTES, PULLS_AHEAD, HeldShare, Share
+from moesaic.experts.pull.ranges import PULL_BYTES, PULLS_AHEAD, HeldShare, Share
 
 # Memory that UCX receives into, of each process that shares memory: 512 pieces of 32 KB, of which it
 # writes a page each when it starts, and 256 go round. It opens two such, for either kind of shared
@@ -28,7 +28,6 @@ class GatherPlan:
     share: Share  # of each gathered layer, held here and given to others
     offload: bool  # that share lies in a file, not in memory
     window: int  # layers that are gathered ahead of the one that is computed
-    pool: bool = False  # expert workers hold everything too, and are asked before the file
 
     @property
     def gathered_layers(self) -> tuple[int, ...]:
@@ -93,8 +92,6 @@ class GatherPlan:
         them, and shared memory: a peer on the same host writes into that of its receiver.
         """
         peers = self.share.count - 1
-        if self.pool:  # experts come and none go, however many give them
-            return POOL_PULLS * PULL_BYTES + SEGMENTS_BYTES + UNUSED_SEGMENTS_BYTES
         if not peers:
             return 0
         messages = 2 * peers * PULLS_AHEAD + self.offload
@@ -120,7 +117,6 @@ def plan_gather(
     offload: bool,
     window: int,
     budget_bytes: int = 0,
-    pool: bool = False,
 ) -> GatherPlan:
     """Lay out a worker's routed experts.
 
@@ -132,7 +128,6 @@ def plan_gather(
         offload: keep that share in a file.
         window: layers gathered ahead, at least 1.
         budget_bytes: memory that routed experts may take; 0: no limit.
-        pool: expert workers are asked for experts before the file is.
 
     Raises:
         UnusableSettings: the plan needs more than the budget; it says what would fit.
@@ -140,7 +135,7 @@ def plan_gather(
     """
     if share.count > num_experts:
         raise InvalidInput("share", f"{share} leaves workers without any of {num_experts} experts")
-    plan = GatherPlan(tuple(layers), num_experts, expert_bytes, share, offload, window, pool)
+    plan = GatherPlan(tuple(layers), num_experts, expert_bytes, share, offload, window)
     if not budget_bytes or plan.total_bytes <= budget_bytes:
         return plan
     raise UnusableSettings(

@@ -42,7 +42,6 @@ class PullClient:
         contents: int,
         row_bytes: int,
         timeout_s: float,
-        turns: asyncio.Semaphore | None = None,
     ) -> None:
         """
         Args:
@@ -51,12 +50,11 @@ class PullClient:
             contents: the bytes that are meant, see ``frames.contents_digest``.
             row_bytes: of one packed expert.
             timeout_s: for one message.
-            turns: messages that may be under way, shared with other peers; by default some of its own.
         """
         self.link, self.usable = link, True
         self._network, self._contents, self._timeout_s = network, contents, timeout_s
         self._row_bytes = row_bytes
-        self._turns = turns or asyncio.Semaphore(PULLS_AHEAD)
+        self._turns = asyncio.Semaphore(PULLS_AHEAD)
         self._seq = itertools.count(1)
 
     async def bring(self, layer: int, runs: Runs, into: Tensor) -> None:

@@ -8,7 +8,6 @@ from moesaic.experts import pieces
 
 PULL_BYTES = pieces.PIECE_BYTES  # of one message
 PULLS_AHEAD = 2  # messages of one holder under way
-POOL_PULLS = 6  # of all expert workers together
 MOST_EXPERTS = 256  # in one message, however small they are
 
 Runs = list[tuple[int, int]]  # of a layer's share, as bytes: (start, length)
@@ -70,11 +69,11 @@ def messages_of(num_bytes: int, row_bytes: int) -> Runs:
     """Cut a share of ``num_bytes`` into runs of whole pieces, one message each."""
     runs: Runs = []
     for start in range(0, num_bytes, row_bytes):
-        extend(runs, start, min(row_bytes, num_bytes - start), row_bytes)
+        _extend(runs, start, min(row_bytes, num_bytes - start), row_bytes)
     return runs
 
 
-def extend(runs: Runs, start: int, length: int, row_bytes: int) -> None:
+def _extend(runs: Runs, start: int, length: int, row_bytes: int) -> None:
     """Add a run within one expert, to the last run if it follows and one message holds both."""
     most = min(pieces.PIECE_BYTES, MOST_EXPERTS * row_bytes)
     if runs and sum(runs[-1]) == start and runs[-1][1] + length <= most:

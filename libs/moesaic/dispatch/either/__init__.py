@@ -1,1 +1,0 @@
-"""Do rows go to experts, or do experts come to rows?"""
