@@ -12,9 +12,7 @@ import torch
 from moesaic.dispatch.contract import Step
 from moesaic.dispatch.local import LocalDispatcher, LocalExperts
 from moesaic.dispatch.rungs import LoadedRung
-from moesaic.engine.computing import Shortcut
 from moesaic.engine.engine import Engine
-from moesaic.engine.one_call import LocalSteps
 from moesaic.engine.sequences.requests import (
     Degradation,
     Event,
@@ -28,6 +26,7 @@ from moesaic.engine.sequences.requests import (
     ScoringTask,
     TokenEvent,
 )
+from moesaic.engine.shortcuts import LocalSteps, Shortcut
 from moesaic.engine.steps.limits import EngineLimits
 from moesaic.messages.brownout import BrownoutPolicy
 from moesaic.models.configuration.config import load_config

@@ -53,10 +53,7 @@ SERVED = ("aebs", "aebs-memory-bound", "static", "random")
 ROWS = (8, 32, 128, 512)
 BATCHES = 6  # of each layer
 REPEATS = 4  # the fastest counts: other processes disturb the others
-SIDES: dict[str, dict[str, str]] = {
-    **{name: {"MOESAIC_EXPERT_SCHEDULING": name} for name in SERVED},
-    "aebs, 2 micro-batches": {"MOESAIC_MICRO_BATCHES": "2"},
-}
+SIDES: dict[str, dict[str, str]] = {name: {"MOESAIC_EXPERT_SCHEDULING": name} for name in SERVED}
 SEQUENCES = (8, 32, 64)
 FEW_SEQUENCES = (2, 4, 8, 16)
 PROMPT_TOKENS = 8

@@ -153,7 +153,6 @@ def _engine(worker: WorkerParts, mode: Mode, emit: Emit, tell_blocks: TellBlocks
         settings.recovery_s,
         _hasher(worker),
         tell_blocks,
-        mode.max_batches,
         mode.shortcut,
         settings.step_target_s,
     )

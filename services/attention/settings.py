@@ -154,13 +154,6 @@ class AttentionSettings(ModelSettings):
         description="host:port where the ranks meet, if they are started one by one, as on several machines; the "
         "host is the first rank's address (default: the first starts the others beside it)",
     )
-    micro_batches: int = Field(
-        0,
-        ge=0,
-        le=8,
-        description="routed: parts of a step that run side by side, attention of one while others "
-        "wait for experts; 0: one, two or four, whichever is fastest",
-    )
     recovery_s: float = Field(
         20.0,
         ge=0,

@@ -20,7 +20,6 @@ from moesaic.cluster.background import background
 from moesaic.cluster.lifecycle import StopEvent
 from moesaic.cluster.placement_view import POINTER, STREAM, document
 from moesaic.cluster.service import Identity, Process, service
-from moesaic.dispatch.local import LocalDispatcher
 from moesaic.dispatch.rungs import LoadedRung
 from moesaic.dispatch.two_phase.relay import ExpertRelay
 from moesaic.engine.sequences.requests import (
@@ -229,31 +228,6 @@ class ModeContract:
             told = await worker.answer(prompt.tolist(), 6)
 
             assert told == tiny_model.greedy(prompt.tolist(), 6)
-
-    async def test_as_many_parts_of_a_step_as_it_says_may_be_under_way(
-        self, opened: list[OpenWorker]
-    ) -> None:
-        worker = opened[0]
-        parts, mode = worker.parts, worker.mode
-        config, dispatcher = parts.config, mode.dispatcher
-        reference = LocalDispatcher(parts.checkpoint, config, parts.dtype, CPU)
-
-        async def check(step: Any, layer: int, part: int) -> None:
-            generator = torch.Generator().manual_seed(10 * layer + part)
-            hidden = torch.randn(3 + part, config.hidden_size, generator=generator)
-            expected = await reference.dispatch(reference.begin_step(), layer, hidden)
-            got = await dispatcher.dispatch(step, layer, hidden)
-            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
-
-        async def compute() -> None:
-            await dispatcher.reachable()
-            step = dispatcher.begin_step()
-            for layer in config.moe_layers:
-                await asyncio.gather(*(check(step, layer, n) for n in range(mode.max_batches)))
-            dispatcher.end_step(step)
-
-        assert mode.max_batches >= 1
-        await worker.run(compute())
 
     async def test_the_share_that_others_have_from_here_is_told(
         self, opened: list[OpenWorker]

@@ -56,7 +56,7 @@ class TestLocalOffload(ModeContract):
 
 
 class TestRouted(ModeContract):
-    dispatch, hows, placed = "routed", ({"exchange": "direct", "micro_batches": 2},), True
+    dispatch, hows, placed = "routed", ({"exchange": "direct"},), True
     refused = (
         ({"decode_graph_tokens": 64}, "a CUDA --device"),
         ({"offload": True}, "--offload needs --dispatch local or gathered"),

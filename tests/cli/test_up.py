@@ -229,7 +229,7 @@ def test_flags_and_threads_reach_the_services(start: Start, suite: Wait, house: 
         (["--quantization", "int8", "--device", "cuda"], {}, 2, "needs --device cpu"),
         (["--wire-dtype", "int8", "--deterministic"], {}, 2, "needs --wire-dtype own, got int8"),
         (
-            ["--micro-batches=2", "--worker-id", "a"],
+            ["--max-num-seqs=2", "--worker-id", "a"],
             {},
             2,
             "--worker-id: the suite sets this itself",

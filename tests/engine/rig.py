@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from moesaic.dispatch.contract import Step
-from moesaic.dispatch.local import LocalDispatcher
+from moesaic.dispatch.local import LocalDispatcher, LocalExperts
 from moesaic.dispatch.rungs import LoadedRung
-from moesaic.engine.computing import Shortcut
 from moesaic.engine.engine import Engine
 from moesaic.engine.sequences.requests import (
     Event,
@@ -25,12 +24,14 @@ from moesaic.engine.sequences.requests import (
     ScoringTask,
     TokenEvent,
 )
+from moesaic.engine.shortcuts import Shortcut
 from moesaic.engine.steps.limits import EngineLimits
 from moesaic.errors import ExpertUnavailable, NotReady
 from moesaic.kernels.promised import PromisedRows
 from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.layers.kv_cache import KVCache
+from moesaic.models.layers.step_batch import StepBatch
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.prefix.block_hashes import BLOCK_SIZE, BlockHasher
 
@@ -158,6 +159,27 @@ class Rig:
         return [e for e in self.events if e.key.request_id == name][-1]
 
 
+class Halves:
+    """A ``Shortcut`` that computes steps in two parts, one after the other."""
+
+    def __init__(self, decoder: Decoder, dispatcher: LocalDispatcher, cache: KVCache) -> None:
+        self._decoder, self._cache, self.num_cut = decoder, cache, 0
+
+    @property
+    def layers_done(self) -> int:
+        return 0
+
+    def num_parts(self, num_rows: int) -> int:
+        return min(2, num_rows)
+
+    async def forward(self, step: Step, batches: Sequence[StepBatch]) -> Tensor | None:
+        experts: LocalExperts = step.route
+        whole = self._decoder.whole_steps(self._cache, experts.kernels)
+        assert whole is not None
+        self.num_cut += len(batches) > 1
+        return torch.cat([whole.forward(batch) for batch in batches])
+
+
 @asynccontextmanager
 async def rig(
     tiny_model: Any,
@@ -165,7 +187,6 @@ async def rig(
     recovery_s: float = 5.0,
     hasher: BlockHasher | None = HASHER,
     limits: EngineLimits = LIMITS,
-    micro_batches: int = 1,
     shortcut: Callable[[Decoder, LocalDispatcher, KVCache], Shortcut] | None = None,
     step_target_s: float = 0.0,
 ) -> AsyncIterator[Rig]:
@@ -182,7 +203,6 @@ async def rig(
         r.tell,
         recovery_s,
         hasher,
-        micro_batches=micro_batches,
         shortcut=lambda cache: shortcut(decoder, dispatcher, cache) if shortcut else None,
         step_target_s=step_target_s,
     )

@@ -20,7 +20,7 @@ from moesaic.engine.sequences.requests import (
 from moesaic.errors import ExpertUnavailable
 from moesaic.messages.brownout import BrownoutPolicy
 from moesaic.messages.rung import Rung
-from tests.engine.rig import Rig, rig
+from tests.engine.rig import Halves, Rig, rig
 from tests.engine.test_shortcut import making
 
 PAIRS = Rung(way=2, instead="united")
@@ -275,9 +275,8 @@ async def test_exact_requests_that_wait_for_too_long_are_told_why(tiny_model: An
 async def test_parts_of_a_step_may_be_promised_everything_while_others_are_not(
     tiny_model: Any,
 ) -> None:
-    """Micro-batches: one of exact requests alone, one of standard ones."""
     expected = await alone(tiny_model)
-    async with rig(tiny_model, micro_batches=2) as r:
+    async with rig(tiny_model, shortcut=Halves) as r:
         degrade(r, decode=0.0)
         for n, (name, tokens) in enumerate(PROMPTS.items()):
             r.submit(name, tokens, TASK, min_threshold=1.0 if n < 3 else 0.0)

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from moesaic.dispatch.local import LocalDispatcher
-from moesaic.engine.segmented_steps import SegmentedSteps
 from moesaic.engine.sequences.requests import Event, FinishEvent, GenerationTask, Sampling
+from moesaic.engine.shortcuts import SegmentedSteps
 from moesaic.models.layers.decode_segments import DecodeSegments
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.layers.kv_cache import KVCache
@@ -29,12 +29,11 @@ async def told(
     made: list[Counted] | None,
     failures: int = 0,
     max_rows: int = 4,
-    parts: int = 1,
 ) -> tuple[dict[str, list[Event]], list[tuple[int, int]]]:
     def shortcut(decoder: Decoder, dispatcher: LocalDispatcher, cache: KVCache) -> SegmentedSteps:
         segments = DecodeSegments(decoder, cache, max_rows, max_length=64)
         assert made is not None
-        made.append(Counted(segments, dispatcher, parts))
+        made.append(Counted(segments, dispatcher))
         return made[-1]
 
     async with rig(tiny_model, shortcut=None if made is None else shortcut) as r:
@@ -63,13 +62,3 @@ async def test_events_are_those_of_plain_steps(
     plain, asked_plainly = await told(tiny_model, None, failures)
     assert events == plain
     assert asked == asked_plainly  # rows that fill a step up are sent to nobody
-
-
-@pytest.mark.parametrize(("rows", "parts"), [(1, 1), (4, 1), (5, 2), (100, 2)])
-async def test_only_steps_too_large_to_be_captured_are_cut(
-    tiny_model: Any, rows: int, parts: int
-) -> None:
-    made: list[Counted] = []
-    await told(tiny_model, made, parts=2)
-
-    assert made[0].num_parts(rows) == parts

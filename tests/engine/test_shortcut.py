@@ -11,13 +11,14 @@ from moesaic.dispatch.contract import Step
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.dispatch.tracing import ChosenExperts, StepTracer
 from moesaic.engine.sequences.requests import Event, GenerationTask, Sampling, ScoringTask
+from moesaic.engine.shortcuts import Shortcut
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.layers.kv_cache import KVCache
 from moesaic.models.layers.step_batch import StepBatch
 from moesaic.models.layers.whole_steps import WholeSteps
-from tests.engine.rig import Rig, prompts, rig
+from tests.engine.rig import Halves, Rig, prompts, rig
 
-Makes = Callable[[Decoder, LocalDispatcher, KVCache], "Picky"]
+Makes = Callable[[Decoder, LocalDispatcher, KVCache], Shortcut]
 
 
 class Picky:
@@ -97,3 +98,14 @@ async def test_the_dispatcher_is_asked_nothing_but_while_a_trace_is_recorded(
         assert len(traced) == 4
         assert r.dispatcher.asked
         assert torch.equal(*(torch.tensor(r.tokens(name)) for name in "ab"))
+
+
+async def test_events_are_the_same_where_steps_are_in_parts(tiny_model: Any) -> None:
+    made: list[Halves] = []
+
+    def halves(*parts: Any) -> Halves:
+        made.append(Halves(*parts))
+        return made[-1]
+
+    assert await told(tiny_model, halves) == await told(tiny_model, None)
+    assert made[0].num_cut > 0

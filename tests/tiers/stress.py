@@ -25,7 +25,6 @@ CHOSEN = (
     "tests/engine/test_brownout.py",
     "tests/engine/test_engine_trouble.py",
     "tests/engine/test_held_tokens.py",
-    "tests/engine/test_micro_batches.py",
     "tests/expert",
     "tests/gateway/workers",
     "tests/scheduler/test_scheduler.py",

@@ -1,25 +1,19 @@
-"""Computing of planned steps and slices: their rows pass the decoder, and their sequences move on.
-
-A step may be cut into micro-batches, whose passes run side by side: while one waits for its experts,
-another computes its attention. Together they succeed or fail, as the step that they are.
-"""
+"""Computing of planned steps and slices: their rows pass the decoder, and their sequences move on."""
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable
 
-import torch
 from torch import Tensor
 
 from moesaic.brownout.control.contract import EXACT
 from moesaic.dispatch.contract import Dispatcher, Step
 from moesaic.dispatch.tracing import StepTracer
-from moesaic.engine import metrics
-from moesaic.engine.micro_batches import run_together, split, split_evenly
 from moesaic.engine.progress import Progress
 from moesaic.engine.promises import ChoiceCounts, Promising
 from moesaic.engine.sequences.requests import Event
 from moesaic.engine.sequences.sequence import AnySequence, Chunk
+from moesaic.engine.shortcuts import Shortcut
+from moesaic.engine.step_parts import split_evenly
 from moesaic.engine.steps.batching import Batcher
 from moesaic.engine.steps.planned_step import PlannedStep
 from moesaic.engine.steps.sweep_rows import Sweep
@@ -31,34 +25,6 @@ from moesaic.models.layers.sweep_area import SweepArea
 from moesaic.prefix.block_hashes import BLOCK_SIZE
 
 
-class Shortcut(Protocol):
-    """Computes steps in fewer calls than one for each layer."""
-
-    @property
-    def layers_done(self) -> int:
-        """Number of layers that it has computed so far, as any thread may ask."""
-        ...
-
-    def num_parts(self, num_rows: int) -> int:
-        """Number of parts into which the next step, of so many rows, is best cut."""
-        ...
-
-    async def forward(self, step: Step, batches: Sequence[StepBatch]) -> Tensor | None:
-        """Compute the parts of a step, side by side.
-
-        A part may hold rows of a sequence whose rows before them are in the part before: parts pass each
-        layer's attention in their order.
-
-        Returns:
-            The logits of all parts, one behind the other; see ``Decoder.forward``. ``None``: it cannot, and
-            what it has done changes nothing.
-
-        Raises:
-            MoesaicError: see ``Dispatcher.dispatch``.
-        """
-        ...
-
-
 class StepComputer:
     """Computes the steps of one batcher on one decoder, through one dispatcher."""
 
@@ -67,7 +33,6 @@ class StepComputer:
         batcher: Batcher,
         decoder: Decoder,
         dispatcher: Dispatcher,
-        micro_batches: int = 1,
         shortcut: Callable[[KVCache], Shortcut | None] = lambda cache: None,
     ) -> None:
         """Allocate the KV cache and the area of sweeps; see ``Engine``."""
@@ -77,7 +42,6 @@ class StepComputer:
         self._area = SweepArea(decoder, batcher.limits.sweep_blocks, BLOCK_SIZE)
         self._progress = Progress(batcher)
         self._promising = Promising(decoder.config, decoder.device)
-        self._micro_batches = micro_batches
         self._layers_begun = 0
         self.thresholds = EXACT  # of steps that begin now
         self.tracer: StepTracer | None = None  # watches every step while it is there
@@ -111,12 +75,8 @@ class StepComputer:
             batches = [self._to_batch(step, part) for part in parts]
             logits = await self._shortcut.forward(step, batches)
         if logits is None:  # what rows were promised so far counts for nothing
-            parts = split(planned.chunks, self._micro_batches)
-            batches = [self._to_batch(step, part) for part in parts]
-            moes = [self._moe_of(step, batch) for batch in batches]
-            found = await run_together(self._forward, batches, moes)
-            logits = torch.cat(found) if len(found) > 1 else found[0]  # of one it would be a copy
-        metrics.MICRO_BATCHES.inc(len(parts))
+            batches = [self._to_batch(step, planned.chunks)]
+            logits = await self._forward(batches[0], self._moe_of(step, batches[0]))
         self._promising.count(planned.chunks, batches)
         self._progress.advance(planned.chunks, logits, step.epoch, events)
 

@@ -24,12 +24,13 @@ from moesaic.dispatch.expert_waits import NOTHING, ExpertWaits, Measuring, Waits
 from moesaic.dispatch.tracing import StepTracer
 from moesaic.engine import metrics
 from moesaic.engine.brownout import BrownoutControl, BrownoutLoad
-from moesaic.engine.computing import Shortcut, StepComputer
+from moesaic.engine.computing import StepComputer
 from moesaic.engine.held_tokens import Teller
 from moesaic.engine.ledger import LedgerPage, StepLedger
 from moesaic.engine.outstanding import Outstanding, outstanding_of
 from moesaic.engine.sequences.requests import Event, FailureEvent, Request, RequestKey
 from moesaic.engine.sequences.sequence import AnySequence
+from moesaic.engine.shortcuts import Shortcut
 from moesaic.engine.steps.batching import Batcher
 from moesaic.engine.steps.limits import EngineLimits
 from moesaic.engine.steps.planned_step import PlannedStep
@@ -86,7 +87,6 @@ class Engine:
         recovery_s: float,
         hasher: BlockHasher | None = None,
         tell_blocks: TellBlocks = lambda stored, evicted: None,
-        micro_batches: int = 1,
         shortcut: Callable[[KVCache], Shortcut | None] = lambda cache: None,
         step_target_s: float = 0.0,
     ) -> None:
@@ -101,8 +101,6 @@ class Engine:
             recovery_s: a request gives up after so long without progress.
             hasher: names blocks for the prefix cache; None: there is none.
             tell_blocks: called with what changed in the prefix cache, before the events of the step.
-            micro_batches: into which a step is cut at most, if the dispatcher can have several
-                batches of a step under way.
             shortcut: may make, of the KV cache, a way to compute steps without the dispatcher.
             step_target_s: steps get so many rows that they take about as long; 0: as many as the
                 limits allow.
@@ -110,7 +108,7 @@ class Engine:
         self._dispatcher, self._flops = dispatcher, flops_of(decoder.config)
         num_layers, moe = decoder.config.num_layers, decoder.config.moe
         self.batcher = Batcher(limits, num_blocks, hasher, num_layers, self._flops, step_target_s)
-        self._computer = StepComputer(self.batcher, decoder, dispatcher, micro_batches, shortcut)
+        self._computer = StepComputer(self.batcher, decoder, dispatcher, shortcut)
         self._teller, self.brownout = Teller(emit), BrownoutControl()
         self.ledger = StepLedger(RandomChoice(moe.num_experts, moe.top_k))
         self._tell_blocks, self._recovery_s = tell_blocks, recovery_s

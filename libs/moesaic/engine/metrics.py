@@ -17,9 +17,6 @@ LIGHT_STEPS = Counter(
     "moesaic_light_steps_total",
     "Forward passes of tenants that want little, while others have work",
 )
-MICRO_BATCHES = Counter(
-    "moesaic_step_micro_batches", "Parts of forward passes that ran side by side, those of one too"
-)
 SLICE_SECONDS = Histogram(
     "moesaic_sweep_slice_seconds",
     "Duration of some rows' way through one layer, for scoring that stores no KV",

@@ -8,7 +8,7 @@ import torch
 from moesaic.cluster.service import Process
 from moesaic.dispatch.contract import Dispatcher
 from moesaic.dispatch.rungs import Degrading
-from moesaic.engine.computing import Shortcut
+from moesaic.engine.shortcuts import Shortcut
 from moesaic.engine.thread import EngineThread
 from moesaic.kernels.linear import activation_dtype
 from moesaic.models.configuration.config import ModelConfig
@@ -96,7 +96,6 @@ class Mode:
         dispatcher: computes the routed experts of each step; lives on the engine's thread.
         data_address: where other workers reach this one, ``host:port``; empty: none does.
         share: the experts that other attention workers have from here, like ``0/2``; empty: none.
-        max_batches: parts of one step that may be under way side by side.
         shortcut: makes, of the engine's KV cache, what computes whole steps without the dispatcher.
         start: awaited once others can find this worker, to find them and to measure. Gives how many
             times as long the largest step takes for transfers that it does not hide; 0: none.
@@ -107,7 +106,6 @@ class Mode:
     dispatcher: Dispatcher
     data_address: str = ""
     share: str = ""
-    max_batches: int = 1
     shortcut: Callable[[KVCache], Shortcut | None] = no_shortcut
     start: Callable[[], Awaitable[float]] = start_at_once
     experts: MoELayer = experts_elsewhere

@@ -4,8 +4,7 @@ from functools import partial
 
 from moesaic.dispatch.contract import Step
 from moesaic.dispatch.local import LocalDispatcher, LocalExperts
-from moesaic.engine.computing import Shortcut
-from moesaic.engine.one_call import LocalSteps
+from moesaic.engine.shortcuts import LocalSteps, Shortcut
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.decode_graphs import DecodeGraphs
 from moesaic.models.layers.kv_cache import KVCache

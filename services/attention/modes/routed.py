@@ -4,8 +4,7 @@ from functools import partial
 
 from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
 from moesaic.dispatch.routed.whole_steps import RoutedSteps
-from moesaic.engine.computing import Shortcut
-from moesaic.engine.segmented_steps import SegmentedSteps
+from moesaic.engine.shortcuts import SegmentedSteps, Shortcut
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.decode_segments import DecodeSegments
 from moesaic.models.layers.kv_cache import KVCache
@@ -27,7 +26,6 @@ async def open_routed(worker: WorkerParts) -> Mode:
     return Mode(
         dispatcher,
         address,
-        max_batches=max(1, worker.settings.micro_batches),
         shortcut=partial(_shortcut, worker, dispatcher),
     )
 
@@ -39,11 +37,11 @@ def _shortcut(worker: WorkerParts, dispatcher: RoutedDispatcher, cache: KVCache)
     whole = decoder.whole_steps(cache)
     if whole is None:
         return None
-    return RoutedSteps(dispatcher, whole, worker.config.hidden_size, settings.micro_batches)
+    return RoutedSteps(dispatcher, whole, worker.config.hidden_size)
 
 
 def _segments(worker: WorkerParts, dispatcher: RoutedDispatcher, cache: KVCache) -> Shortcut:
     settings, decoder = worker.settings, worker.decoder
     max_length = min(settings.decode_graph_tokens, decoder.config.max_positions)
     segments = DecodeSegments(decoder, cache, settings.max_num_seqs, max_length)
-    return SegmentedSteps(segments, dispatcher, max(1, settings.micro_batches))
+    return SegmentedSteps(segments, dispatcher)

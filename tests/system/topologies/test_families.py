@@ -92,10 +92,9 @@ def num_kept(pid: int, cores: set[int]) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("experts", [2, 3])
 def test_tokens_of_a_family_do_not_depend_on_where_experts_are(
-    family: str, model: Path, experts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, model: Path, experts: int, tmp_path: Path
 ) -> None:
     cores = os.sched_getaffinity(0)
-    monkeypatch.setenv("MOESAIC_MICRO_BATCHES", "3")  # cuts prompts as well
     flags = ("--model", str(model), "--served-model-name", "tiny")
     with running(made(tmp_path / "local"), *flags, "--topology", "local") as suite:
         reference = answers(suite)

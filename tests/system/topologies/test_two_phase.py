@@ -28,8 +28,6 @@ def attention(suite: Suite, directory: Path) -> Iterator[list[Path]]:
     try:
         for name, path in zip(GATHERED, logs, strict=True):
             command = [str(MOESAIC), "serve", "attention", "--worker-id", name, *flags]
-            if name == GATHERED[0]:  # the other one has a single batch of every step
-                command += ["--micro-batches", "2"]
             with path.open("w") as log:
                 processes.append(
                     subprocess.Popen(

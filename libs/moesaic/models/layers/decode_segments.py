@@ -152,11 +152,6 @@ class DecodeSegments:
             if decoder.device.type == "cuda":
                 pool = step.capture(pool)
 
-    @property
-    def most_rows(self) -> int:
-        """Rows of the largest step."""
-        return self._shapes.sizes[-1]
-
     def takes(self, batch: StepBatch) -> bool:
         """See ``DecodeShapes.takes``."""
         return self._shapes.takes(batch)
