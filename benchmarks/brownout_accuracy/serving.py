@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from moesaic.dispatch.contract import Step
-from moesaic.dispatch.local import LocalDispatcher, LocalExperts
+from moesaic.dispatch.local import LocalDispatcher, LocalStep
 from moesaic.dispatch.rungs import LoadedRung
 from moesaic.engine.engine import Engine
 from moesaic.engine.sequences.requests import (
@@ -80,8 +80,8 @@ class OneEngine:
 
         def shortcut(cache: KVCache) -> Shortcut | None:
             def whole_of(step: Step) -> WholeSteps | None:
-                experts: LocalExperts = step.route
-                return decoder.whole_steps(cache, experts.kernels)
+                assert isinstance(step, LocalStep)
+                return decoder.whole_steps(cache, step.experts.kernels)
 
             return LocalSteps(whole_of) if whole_of(self.dispatcher.begin_step()) else None
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from moesaic.dispatch.contract import Step
-from moesaic.dispatch.local import LocalDispatcher, LocalExperts
+from moesaic.dispatch.local import LocalDispatcher, LocalStep
 from moesaic.dispatch.rungs import LoadedRung
 from moesaic.engine.engine import Engine
 from moesaic.engine.sequences.requests import (
@@ -173,8 +173,8 @@ class Halves:
         return min(2, num_rows)
 
     async def forward(self, step: Step, batches: Sequence[StepBatch]) -> Tensor | None:
-        experts: LocalExperts = step.route
-        whole = self._decoder.whole_steps(self._cache, experts.kernels)
+        assert isinstance(step, LocalStep)
+        whole = self._decoder.whole_steps(self._cache, step.experts.kernels)
         assert whole is not None
         self.num_cut += len(batches) > 1
         return torch.cat([whole.forward(batch) for batch in batches])

@@ -90,7 +90,7 @@ async def test_the_dispatcher_is_asked_nothing_but_while_a_trace_is_recorded(
         taken = made[0].num_taken
 
         traced: list[ChosenExperts] = []
-        r.engine.trace(StepTracer(r.dispatcher.begin_step().route.gates, traced.append))
+        r.engine.trace(StepTracer(r.dispatcher.begin_step().experts.gates, traced.append))
         r.submit("b", [5, 6, 7], GenerationTask(max_tokens=4))
         await r.ended("b")
 

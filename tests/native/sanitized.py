@@ -18,7 +18,7 @@ SOURCES = header.HEADER.parent
 LEFT_OUT = {"apart", "attention", "attention_tile", "decoder_step", "grouped_query"}
 SHARED = ("chance", "layer", "messages", "pair", "reply")  # by both drivers
 # Functions that the driver has for itself: time goes on as it wants.
-WRAPPED = ("now_ns", "offer_core", "ppoll", "epoll_wait", "channel_core")
+WRAPPED = ("now_ns", "ppoll", "epoll_wait", "channel_core")
 
 FLAGS = ["-O1", "-g", "-std=gnu11", "-ffp-contract=off", "-pthread", "-fno-omit-frame-pointer"]
 FLAGS += ["-U_FORTIFY_SOURCE", "-Wno-psabi"]

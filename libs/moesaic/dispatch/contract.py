@@ -1,8 +1,8 @@
 """The promise of every dispatcher to the engine."""
 
 from collections.abc import Awaitable
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -12,13 +12,13 @@ from moesaic.messages.rung import Rung
 
 @dataclass(frozen=True)
 class Step:
-    """One forward pass. It pins one placement epoch for all its layers."""
+    """One forward pass. It pins one placement epoch for all its layers.
+
+    A dispatcher may give a subclass, with its own view of the placement, and gets it back.
+    """
 
     step_id: bytes  # 16 bytes; unique where frames carry it
     epoch: int
-    route: Any = field(
-        default=None, repr=False, compare=False
-    )  # the dispatcher's own view of the pinned placement
     rung: Rung | None = None  # how choices may be degraded; None: they cannot be
     # Some experts are served by united ones alone: all rows need promises, and none may be promised everything.
     has_lost: bool = False

@@ -63,6 +63,13 @@ class LocalExperts:
         return LocalExperts(self.gates, table, loaded.layers if loaded else {})
 
 
+@dataclass(frozen=True, kw_only=True)
+class LocalStep(Step):
+    """A step, and its experts."""
+
+    experts: LocalExperts = field(repr=False, compare=False)
+
+
 class LocalDispatcher:
     """Computes every expert itself; its epoch is 0 and never changes."""
 
@@ -99,14 +106,13 @@ class LocalDispatcher:
     @property
     def kernels(self) -> dict[int, RoutedExpertsKernel]:
         """See ``LocalExperts.kernels``; of steps that begin now."""
-        experts: LocalExperts = self._step.route
-        return experts.kernels
+        return self._step.experts.kernels
 
     def adopt(self, loaded: LoadedRung | None) -> None:
         """See ``Degrading.adopt``."""
         self._step = _step_of(self._experts.with_rung(loaded), loaded)
 
-    def begin_step(self) -> Step:
+    def begin_step(self) -> LocalStep:
         """A step of the one placement there is."""
         return self._step
 
@@ -121,12 +127,12 @@ class LocalDispatcher:
         promised: PromisedRows | None = None,
     ) -> Tensor:
         """See ``Dispatcher.dispatch``; nothing here can be unreachable."""
-        experts: LocalExperts = step.route
-        return experts.compute(layer, hidden_states, promised)
+        assert isinstance(step, LocalStep)
+        return step.experts.compute(layer, hidden_states, promised)
 
     async def reachable(self) -> None:
         """Returns at once."""
 
 
-def _step_of(experts: LocalExperts, loaded: LoadedRung | None) -> Step:
-    return Step(os.urandom(16), epoch=0, route=experts, rung=loaded.rung if loaded else None)
+def _step_of(experts: LocalExperts, loaded: LoadedRung | None) -> LocalStep:
+    return LocalStep(os.urandom(16), epoch=0, experts=experts, rung=loaded.rung if loaded else None)

@@ -119,22 +119,16 @@ def decision_of(reply: Frame) -> int:
     return reply.digest
 
 
-def loads_of(reply: Frame) -> Tensor:
-    """The loads int64 ``[N]`` of all workers, in the reply to a request that had loads."""
-    return reply.tensors[1][0]
-
-
 def degraded_in(reply: Frame) -> Tensor:
     """Count the degraded choices of each row, int8 ``[T]``, as the reply to a request with promises has them."""
     return reply.tensors[-1][:, 0]
 
 
-def is_partial_sum(reply: Frame, rows: Tensor, num_loads: int, *, promised: bool = False) -> bool:
-    """True if a reply has a partial sum of all ``rows`` or none, loads of as many workers, and counts of
-    degraded choices if the rows were ``promised`` something."""
+def is_partial_sum(reply: Frame, rows: Tensor, *, promised: bool = False) -> bool:
+    """True if a reply has a partial sum of all ``rows`` or none, and counts of degraded choices if the rows
+    were ``promised`` something."""
     found = [(list(tensor.shape), tensor.dtype) for tensor in reply.tensors[1:]]
-    expected = [([1, num_loads], torch.int64)] if num_loads else []
-    expected += [([len(rows), 1], torch.int8)] if promised else []
+    expected = [([len(rows), 1], torch.int8)] if promised else []
     return found == expected and bool(reply.tensors) and is_sum_of(reply.tensors[0], rows)
 
 

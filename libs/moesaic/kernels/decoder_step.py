@@ -209,15 +209,12 @@ class DecoderStepKernel:
         )
         return out
 
-    def apart(
-        self, inputs: Sequence[StepInputs], apart: ApartArgs, threads: int
-    ) -> tuple[Tensor, Any]:
+    def apart(self, inputs: Sequence[StepInputs], apart: ApartArgs) -> tuple[Tensor, Any]:
         """Run a step whose experts are in other processes, in parts that take turns.
 
         Args:
             inputs: of every part.
             apart: the exchanges; its counters and sequence number move on.
-            threads: that compute attention.
 
         Returns:
             The logits of all parts, as above, and an array of ``PartArgs`` with the exchanges that failed;
@@ -231,7 +228,7 @@ class DecoderStepKernel:
                 for (step, _kept), out, each in zip(steps, outs, inputs, strict=True)
             )
         )
-        decoder, kernels = ctypes.byref(self._c), lib()
+        decoder, threads, kernels = ctypes.byref(self._c), torch.get_num_threads(), lib()
         needed = kernels.decoder_step_apart_scratch(
             decoder=decoder, apart=apart, parts=parts, num_parts=len(parts), threads=threads
         )

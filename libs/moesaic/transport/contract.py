@@ -1,10 +1,12 @@
 """The promises of every network and link; engines do not know which one carries their frames."""
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from moesaic.errors import MoesaicError
+from moesaic.transport.device_memory import DeviceMemory
 from moesaic.transport.frame import Frame
+from moesaic.transport.rings.channel import Channel
 
 Handler = Callable[[Frame], Frame | Awaitable[Frame]]
 """Serves one REQUEST and returns its REPLY, which repeats the request's identity (``request_id``,
@@ -109,4 +111,39 @@ class Network(Protocol):
 
     async def close(self) -> None:
         """Discard all links and stop serving; calling it again changes nothing."""
+        ...
+
+
+@runtime_checkable
+class NativeLink(Link, Protocol):
+    """A link whose frames C functions may send and receive."""
+
+    @property
+    def channel(self) -> Channel | None:
+        """The channel that carries it; None: Python alone does."""
+        ...
+
+
+@runtime_checkable
+class ParcelLink(Link, Protocol):
+    """A link whose tensors may travel between the memories of devices."""
+
+    @property
+    def memory(self) -> DeviceMemory | None:
+        """The memory in which parcels of replies arrive; None: all tensors travel within frames."""
+        ...
+
+
+@runtime_checkable
+class NativeNetwork(Network, Protocol):
+    """A network whose links may have channels."""
+
+    @property
+    def bell(self) -> int:
+        """The file descriptor that peers wake exchanges without Python by; -1: this loop has none."""
+        ...
+
+    @property
+    def channels(self) -> tuple[Any, int]:
+        """All channels, as an array for C functions, and their number; valid until one comes or goes."""
         ...

@@ -3,7 +3,7 @@
 from functools import partial
 
 from moesaic.dispatch.baselines.all_to_all import AllToAllDispatcher
-from moesaic.dispatch.routed.asking import ROWS_PER_TIMEOUT
+from moesaic.dispatch.routed.native import ROWS_PER_TIMEOUT
 from moesaic.experts.pull.ranges import Share
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.native.own_thread import on_own_thread

@@ -3,7 +3,7 @@
 from functools import partial
 
 from moesaic.dispatch.contract import Step
-from moesaic.dispatch.local import LocalDispatcher, LocalExperts
+from moesaic.dispatch.local import LocalDispatcher, LocalStep
 from moesaic.engine.shortcuts import LocalSteps, Shortcut
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.decode_graphs import DecodeGraphs
@@ -44,8 +44,8 @@ def _shortcut(worker: WorkerParts, dispatcher: LocalDispatcher, cache: KVCache) 
     if settings.device == "cpu":
 
         def whole_of(step: Step) -> WholeSteps | None:
-            experts: LocalExperts = step.route
-            return decoder.whole_steps(cache, experts.kernels)
+            assert isinstance(step, LocalStep)
+            return decoder.whole_steps(cache, step.experts.kernels)
 
         return LocalSteps(whole_of) if whole_of(dispatcher.begin_step()) else None
     if not settings.decode_graph_tokens:

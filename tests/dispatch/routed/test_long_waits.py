@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from moesaic.dispatch.routed.asking import NativeAsking, SentBatch
 from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
+from moesaic.dispatch.routed.exchange import LayerBatch, RoutedStep
+from moesaic.dispatch.routed.native import NativeExchange, SentBatch
 from moesaic.dispatch.routed.route import plan_route
 from moesaic.engine.thread import EngineThread, engine_thread
 from moesaic.errors import MoesaicError, StaleEpoch
@@ -84,8 +85,8 @@ async def asked(network: UcxNetwork, addresses: dict[str, str]) -> tuple[SentBat
     )
     route = plan_route(placement, dict(enumerate(links)))
     assert route is not None
-    asking = NativeAsking(network, TIMEOUT_S, "own")
-    sent = asking.begin(route, bytes(16), 0, torch.zeros(3, 64), route.basis_of(0))
+    step = RoutedStep(bytes(16), 1, route=route)
+    sent = NativeExchange(network, TIMEOUT_S, "own").begin(step, LayerBatch(0, torch.zeros(3, 64)))
     assert sent is not None
     return sent, links
 

@@ -9,7 +9,6 @@ import torch
 from moesaic.dispatch.routed.notes import DIVERGENCES
 from moesaic.experts.answering import ACTIVATED, MOST_ACTIVATED
 from moesaic.experts.basis import AssignmentBasis
-from moesaic.experts.host import ExpertHost
 from moesaic.messages.scheduling import SCHEDULINGS, ExpertScheduling
 from moesaic.transport.frame import Frame, FrameKind
 from tests.dispatch.conftest import value_of
@@ -56,49 +55,6 @@ async def test_replicas_share_the_experts_of_a_row_evenly(cluster: Any, tiny_mod
         assert ACTIVATED.total - before[0] == NUM_LAYERS * top_k
         # Each of the two workers has counted the larger half.
         assert value_of(MOST_ACTIVATED) - before[1] == NUM_LAYERS * 2 * (top_k // 2)
-
-
-async def test_batches_under_way_together_are_shared_out_with_regard_to_each_other(
-    cluster: Any,
-    tiny_model: Any,
-) -> None:
-    async with cluster(tiny_model, 2) as c:
-        c.put_in_force(c.placement(1, EVERYTHING, EVERYTHING))
-        await c.check()
-        told: list[AssignmentBasis] = []
-
-        def note(host: ExpertHost) -> Any:
-            async def noting(request: Frame) -> Frame:
-                told.append(AssignmentBasis.decode(request.tensors[1], 2))
-                return host.answer(request)
-
-            return noting
-
-        c.answers = [note(host) for host in c.hosts]
-        step = c.routed.begin_step()
-        batches = [torch.randn(4, 32) for _ in range(3)]
-        for layer in range(2):
-            together = await asyncio.gather(
-                *(c.routed.dispatch(step, layer, rows) for rows in batches)
-            )
-        again = await asyncio.gather(*(c.routed.dispatch(step, 1, rows) for rows in batches))
-        await c.routed.dispatch(step, 1, batches[0])
-        c.routed.end_step(step)
-
-        assert not step.route.under_way
-        loads = [terms.load for terms in told]
-        # Of each layer for the first time: nothing is known, and the first has nobody before it.
-        assert loads[:12] == 2 * [None, None, (0, 0), (0, 0), (0, 0), (0, 0)]
-        assert loads[12:14] == [None, None]
-        assert all(load is not None and sum(load) > 0 for load in loads[14:18])
-        assert loads[14] == loads[15]
-        assert loads[16] == loads[17]
-        assert sum(loads[16]) == 2 * sum(loads[14])
-        assert loads[18:] == [None, None]
-        for rows, combined, more in zip(batches, together, again, strict=True):
-            expected = await c.local.dispatch(c.local.begin_step(), 1, rows)
-            torch.testing.assert_close(combined, expected, rtol=1e-5, atol=1e-5)
-            torch.testing.assert_close(more, expected, rtol=1e-5, atol=1e-5)
 
 
 async def test_by_the_placement_alone_no_bit_of_a_row_depends_on_its_company(

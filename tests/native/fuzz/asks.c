@@ -132,7 +132,7 @@ static void check_given_up(const struct exchange *x, int outcome, int64_t began_
         missing |= at < 0 && !damaged;
         digest = head.digest;
         const int64_t gone_ns = peer->gone_ns > began_ns ? peer->gone_ns : began_ns;
-        if (peer->gone && at < 0 && !damaged && !x->asked.awake_ns && outcome == LATE)
+        if (peer->gone && at < 0 && !damaged && outcome == LATE)
             CHECK(x->asked.deadline_ns < gone_ns + LONGEST_TURN_NS);
     }
     if (outcome == LATE) CHECK(clock_ns >= x->asked.deadline_ns && missing);

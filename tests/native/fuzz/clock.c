@@ -13,7 +13,6 @@ void (*overslept)(void);
 // The linker puts these in the places of the functions that they are named after.
 int64_t __wrap_now_ns(void);
 uint32_t __wrap_channel_core(const struct channel *c);
-void __wrap_offer_core(void);
 int __wrap_ppoll(struct pollfd *fds, nfds_t count, const struct timespec *timeout,
                  const sigset_t *mask);
 int __wrap_epoll_wait(int epoll, struct epoll_event *events, int most, int timeout_ms);
@@ -23,11 +22,6 @@ int64_t __wrap_now_ns(void) { return clock_ns += 100; }
 
 uint32_t __wrap_channel_core(const struct channel *c) {
     return one_in(2) ? this_core() : c->broken + (uint32_t)below(4);
-}
-
-void __wrap_offer_core(void) {
-    clock_ns += 1000;
-    if (meanwhile) meanwhile();
 }
 
 // Sleeps until a look finds something, or nothing happens any more and the time is over.

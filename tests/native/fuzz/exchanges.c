@@ -208,8 +208,7 @@ void make_exchange(struct exchange *x, uint64_t seq) {
                 .max_rows = 64, .max_cols = 4096, .max_bytes = one_in(8) ? 400 : 1 << 20,
                 .code = one_in(2) ? FRAME_FLOAT32 : FRAME_INT8, .basis_size = basis_size},
         .asked = {.id_low = any(), .id_high = any(), .seq = seq | 1ull << CALLS_FROM,
-                  .count = count, .basis_rows = between(1, 2), .basis_size = basis_size,
-                  .awake_ns = one_in(2) ? 0 : between(1, 500) * 1000}};
+                  .count = count, .basis_rows = between(1, 2), .basis_size = basis_size}};
     struct asked *a = &x->asked;
     choose_peers(x);
     void **others = own(x, exact(sizeof *others));

@@ -76,8 +76,8 @@ int64_t any_capacity(void);
 int is_rung(int bell);  // and quiets it
 
 // A clock that only goes on when it is looked at, or slept by. `meanwhile` happens whenever the
-// waiting side offers its core or sleeps; false: nothing can happen any more. `overslept`: called
-// after a sleep that nobody ended.
+// waiting side sleeps; false: nothing can happen any more. `overslept`: called after a sleep that
+// nobody ended.
 extern int64_t clock_ns;
 extern int (*meanwhile)(void);
 extern void (*overslept)(void);

@@ -38,10 +38,9 @@ static void *serve(void *of) {
     struct worker *w = of;
     void *channels[1] = {w->pair.sides[1]};
     const int epoll = epoll_create1(EPOLL_CLOEXEC);
-    int64_t last_moved = 0;
     watch(epoll, w->end), watch(epoll, w->pair.bells[1]);
-    while (wait_for_events(channels, 1, epoll, w->pair.bells[1], LONGEST_S * 1000000000ll,
-                           &last_moved) != 2)
+    while (wait_for_events(channels, 1, epoll, w->pair.bells[1], LONGEST_S * 1000000000ll) !=
+           2)
         CHECK(!w->pair.sides[1]->broken);
     CHECK(is_rung(w->end));
     close(epoll);
@@ -93,8 +92,7 @@ static void ask_one(const struct ask *ask, struct batch_here *b, uint64_t seq, i
                           .basis_size = layer.is.basis_size,
                           .out = b->out,
                           .loads = b->loads,
-                          .deadline_ns = now_ns() + LONGEST_S * 1000000000ll,
-                          .awake_ns = one_in(4) ? 20 * 1000 : 0};
+                          .deadline_ns = now_ns() + LONGEST_S * 1000000000ll};
     CHECK(!ask_begin(ask, &asked));
     CHECK(ask_finish(ask, &asked, bell) == DONE);
     for (int64_t i = 0; i < count * ask->hidden; i++)

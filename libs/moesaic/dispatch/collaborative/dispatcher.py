@@ -9,7 +9,7 @@ an error that says which experts were missing, and is tried again.
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +25,7 @@ from moesaic.dispatch.collaborative.file_cache import FileCache
 from moesaic.dispatch.collaborative.parts import LayerBatch
 from moesaic.dispatch.collaborative.peers import PeerAsk, Peers
 from moesaic.dispatch.collaborative.sources import FILES, FileCost, choose_sources
-from moesaic.dispatch.collaborative.view import SiteView
+from moesaic.dispatch.collaborative.view import SiteStep, SiteView
 from moesaic.dispatch.contract import Step
 from moesaic.errors import CheckpointError, ExpertUnavailable, MoesaicError, NotReady
 from moesaic.experts.activations import ActivationMeter
@@ -147,36 +147,34 @@ class CollaborativeDispatcher:
         self._parts.peers.pin(view)
         rung = view.rung if view.rung != Rung() else None
         has_lost = self._parts.files is None and bool(self._lost(view))
-        return Step(os.urandom(16), view.epoch, view, rung, has_lost)
+        return SiteStep(os.urandom(16), view.epoch, rung, has_lost, view=view)
 
     def end_step(self, step: Step) -> None:
         """See ``Dispatcher.end_step``."""
-        self._parts.peers.unpin(step.route)
+        assert isinstance(step, SiteStep)
+        self._parts.peers.unpin(step.view)
 
     async def reachable(self) -> None:
         """See ``Dispatcher.reachable``."""
         while self.waiting_for:
             await self._parts.peers.linked(LOOK_S)
 
-    def dispatch(
-        self,
-        step: Step,
-        layer: int,
-        hidden_states: Tensor,
-        promised: PromisedRows | None = None,
-    ) -> Awaitable[Tensor]:
-        """See ``Dispatcher.dispatch``."""
-        return self._dispatch(step, layer, hidden_states, promised)
-
     async def close(self) -> None:
         """Stop dialling and drop all links."""
         await self._parts.peers.close()
         self._beside.shutdown(wait=False)
 
-    async def _dispatch(
-        self, step: Step, layer: int, hidden: Tensor, promised: PromisedRows | None
+    async def dispatch(
+        self,
+        step: Step,
+        layer: int,
+        hidden_states: Tensor,
+        promised: PromisedRows | None = None,
     ) -> Tensor:
-        view: SiteView = step.route
+        """See ``Dispatcher.dispatch``."""
+        hidden = hidden_states
+        assert isinstance(step, SiteStep)
+        view = step.view
         started = time.monotonic()
         weights, ids = self._parts.gates[layer](hidden)
         self._parts.activations.record(step.epoch, layer, ids, None, "static")

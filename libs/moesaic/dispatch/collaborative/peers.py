@@ -200,4 +200,4 @@ def _is_answer(reply: Frame, ask: PeerAsk) -> bool:
     if ask.unsummed:
         return is_unsummed(reply, ask.rows.shape[1])
     # Each row has a choice that is the peer's, so it has none only under another placement.
-    return is_partial_sum(reply, ask.rows, 0) and len(reply.tensors[0]) == len(ask.rows)
+    return is_partial_sum(reply, ask.rows) and len(reply.tensors[0]) == len(ask.rows)

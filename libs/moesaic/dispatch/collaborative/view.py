@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from moesaic.dispatch.contract import Step
 from moesaic.dispatch.links import Endpoint
 from moesaic.experts.basis import AssignmentBasis
 from moesaic.experts.epochs import Tenure
@@ -117,3 +118,10 @@ class SiteView:
                 missing[expert] = live.isdisjoint(by_expert[expert])
             if missing.any():
                 yield layer, torch.from_numpy(missing)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteStep(Step):
+    """A step, and the view that it pins."""
+
+    view: SiteView = field(repr=False, compare=False)

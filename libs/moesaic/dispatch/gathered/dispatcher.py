@@ -6,7 +6,7 @@ Dispatch is then local, and no worker waits for another at any layer (MoE-Prefil
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -35,6 +35,13 @@ class _Experts:
     resident: SlotTable
     tables: tuple[SlotTable, ...]
     loaded: LoadedRung | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _GatheredStep(Step):
+    """A step, and its experts."""
+
+    experts: _Experts = field(repr=False, compare=False)
 
 
 class GatheredDispatcher:
@@ -108,10 +115,10 @@ class GatheredDispatcher:
     def begin_step(self) -> Step:
         """A step of the one placement there is."""
         self._stamps, self._began = [], False
-        return Step(
+        return _GatheredStep(
             os.urandom(16),
             epoch=0,
-            route=self._experts,
+            experts=self._experts,
             rung=self._experts.loaded.rung if self._experts.loaded else None,
         )
 
@@ -145,7 +152,8 @@ class GatheredDispatcher:
         """
         entered = time.perf_counter()
         topk_weights, topk_ids = self._gates[layer](hidden_states)
-        experts: _Experts = step.route
+        assert isinstance(step, _GatheredStep)
+        experts = step.experts
         if promised is not None:
             assert experts.loaded is not None  # or the step had no rung
             split_choices(topk_ids, topk_weights, promised, experts.loaded.layers[layer])

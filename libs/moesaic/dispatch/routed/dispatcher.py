@@ -7,11 +7,6 @@ carries the hidden states once and no routing (JANUS section 3.3).
 Expert workers also choose among replicas, so all must decide alike: each reply carries a digest of
 the decision. If two digests differ, the layer is asked again with this side's own routing.
 
-Where several batches are under way at once, the later ones are assigned with regard to the earlier:
-their workers are taken to be still busy with their usual load of that layer. The true load of a
-batch is unknown here before its first reply. The load of the last batch alone would say too little:
-its experts turned away from the workers that the batch before it had filled.
-
 Where the model is on a GPU and so are all workers of a layer, rows leave from where they are, and sums
 arrive there (``transport.parcels``). The device is waited for once a layer, in ``Network.exchange``:
 UCX may read the rows only when kernels have written them. The sums are added up by kernels that nobody
@@ -19,41 +14,32 @@ waits for. Otherwise rows are copied to the host, and the sums back.
 """
 
 import asyncio
-import itertools
 import os
 import time
 from collections.abc import Awaitable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from moesaic.costs import CostBook
 from moesaic.dispatch.contract import Step
-from moesaic.dispatch.routed.asking import NativeAsking, SentBatch
+from moesaic.dispatch.routed.by_python import PythonExchange
 from moesaic.dispatch.routed.carrier import RowCarrier
-from moesaic.dispatch.routed.direct_batch import DirectBatch
+from moesaic.dispatch.routed.exchange import Begun, LayerBatch, Outcome, RoutedStep, Sum
+from moesaic.dispatch.routed.native import NativeExchange
 from moesaic.dispatch.routed.notes import DispatchNotes
 from moesaic.dispatch.routed.route import Route
 from moesaic.dispatch.routed.routes import Routes
 from moesaic.dispatch.routed.sum_order import combine
 from moesaic.dispatch.routed.tally import RouteTally
 from moesaic.errors import ExpertUnavailable, MoesaicError, NotReady, StaleEpoch
-from moesaic.experts.basis import loads_in
 from moesaic.experts.brownout.logical import RungOf
-from moesaic.experts.frames import (
-    decision_of,
-    degraded_in,
-    is_partial_sum,
-    is_unsummed,
-    layer_request,
-    loads_of,
-)
+from moesaic.experts.frames import decision_of, degraded_in, is_partial_sum, is_unsummed
 from moesaic.experts.unsummed import add_up_choices, rows_at_once
-from moesaic.experts.wire_rows import from_wire, to_wire
+from moesaic.experts.wire_rows import from_wire
 from moesaic.kernels.brownout import split_choices
 from moesaic.kernels.promised import PromisedRows
 from moesaic.messages.placement import Placement
@@ -96,9 +82,9 @@ class RoutedDispatcher:
         """
         self._network, self._gates, self._rung_of = network, gates, rung_of
         self._deterministic, self._wire = deterministic, wire
-        self.native = NativeAsking(network, timeout_s, wire)
+        self.native = NativeExchange(network, timeout_s, wire)
+        self._python = PythonExchange(network, self.native.patience_s)
         self._routes = Routes(network, scheduling, stands_in=not deterministic)
-        self._seq = itertools.count(1)
         self._carrier: RowCarrier | None = None
         self._notes, self.waits = DispatchNotes(), RouteTally(node)
 
@@ -111,6 +97,68 @@ class RoutedDispatcher:
     def network(self) -> Network:
         """The network that frames travel by."""
         return self._network
+
+    def use(self, carrier: RowCarrier) -> None:
+        """Let ``carrier`` decide from now on how rows travel."""
+        self._carrier = carrier
+
+    def set_placement(self, placement: Placement) -> None:
+        """Learn a committed placement.
+
+        Steps use it that begin once its workers are linked. Workers that it leaves out lose their
+        link when no step uses them any more.
+        """
+        self._routes.set_placement(placement)
+
+    def route_of(self, epoch: int) -> Route | None:
+        """The route of an epoch, if steps that begin now would use it."""
+        route = self._routes.current
+        return route if route is not None and route.placement.epoch == epoch else None
+
+    @property
+    def waiting_for(self) -> list[str]:
+        """See ``Dispatcher.waiting_for``."""
+        return self._routes.waiting_for
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next step would pin; 0 if none can be."""
+        route = self._routes.current
+        return route.placement.epoch if route else 0
+
+    def begin_step(self) -> RoutedStep:
+        """See ``Dispatcher.begin_step``."""
+        route = self._routes.current
+        if route is None:
+            raise NotReady(f"waiting for {'; '.join(self.waiting_for)}", code="expert_unavailable")
+        has_no_rung = self._deterministic and self._rung_of is None
+        step = RoutedStep(
+            os.urandom(16),
+            route.placement.epoch,
+            rung=None if has_no_rung else route.rung,
+            has_lost=route.has_lost,
+            route=route,
+        )
+        self._routes.pin(step.step_id, route.placement)
+        return step
+
+    def end_step(self, step: Step) -> None:
+        """See ``Dispatcher.end_step``."""
+        self._routes.unpin(step.step_id)
+
+    async def reachable(self) -> None:
+        """See ``Dispatcher.reachable``."""
+        await self._routes.reachable()
+
+    async def link_peers(self, after_s: float) -> None:
+        """Let handshakes that are under way go on, for a part of the time ``after_s`` since the last such pause.
+
+        Steps leave the event loop a turn each, and a handshake takes some twenty.
+        """
+        if self._network.linking:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(LINKING_LEAST_S, LINKING_SHARE * after_s)):
+                    await self._network.linked()
 
     def goes_directly(self, route: Route, layers: Iterable[int], *, promised: bool = False) -> bool:
         """True if all rows of these layers go from here to the workers, which send sums back.
@@ -125,65 +173,6 @@ class RoutedDispatcher:
             self._carrier.count_directly(route, layers)
         return True
 
-    def use(self, carrier: RowCarrier) -> None:
-        """Let ``carrier`` decide from now on how rows travel."""
-        self._carrier = carrier
-
-    async def link_peers(self, after_s: float) -> None:
-        """Let handshakes that are under way go on, for a part of the time ``after_s`` since the last such pause.
-
-        Steps leave the event loop a turn each, and a handshake takes some twenty.
-        """
-        if self._network.linking:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(max(LINKING_LEAST_S, LINKING_SHARE * after_s)):
-                    await self._network.linked()
-
-    def route_of(self, epoch: int) -> Route | None:
-        """The route of an epoch, if steps that begin now would use it."""
-        route = self._routes.current
-        return route if route is not None and route.placement.epoch == epoch else None
-
-    def set_placement(self, placement: Placement) -> None:
-        """Learn a committed placement.
-
-        Steps use it that begin once its workers are linked. Workers that it leaves out lose their
-        link when no step uses them any more.
-        """
-        self._routes.set_placement(placement)
-
-    @property
-    def waiting_for(self) -> list[str]:
-        """See ``Dispatcher.waiting_for``."""
-        return self._routes.waiting_for
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that the next step would pin; 0 if none can be."""
-        route = self._routes.current
-        return route.placement.epoch if route else 0
-
-    def begin_step(self) -> Step:
-        """See ``Dispatcher.begin_step``."""
-        route = self._routes.current
-        if route is None:
-            raise NotReady(f"waiting for {'; '.join(self.waiting_for)}", code="expert_unavailable")
-        step = Step(
-            os.urandom(16), route.placement.epoch, route, rung=route.rung, has_lost=route.has_lost
-        )
-        if self._deterministic and self._rung_of is None:
-            step = replace(step, rung=None)
-        self._routes.pin(step.step_id, route.placement)
-        return step
-
-    def end_step(self, step: Step) -> None:
-        """See ``Dispatcher.end_step``."""
-        self._routes.unpin(step.step_id)
-
-    async def reachable(self) -> None:
-        """See ``Dispatcher.reachable``."""
-        await self._routes.reachable()
-
     def dispatch(
         self,
         step: Step,
@@ -191,22 +180,22 @@ class RoutedDispatcher:
         hidden_states: Tensor,
         promised: PromisedRows | None = None,
     ) -> Awaitable[Tensor]:
-        """See ``Dispatcher.dispatch``. Several batches of one step may be under way at once.
+        """See ``Dispatcher.dispatch``.
 
         Where that takes no Python, rows are sent before this returns. Rows with promises go directly.
         """
+        assert isinstance(step, RoutedStep)
         if self.goes_directly(step.route, (layer,), promised=promised is not None):
             return self._directly(step, layer, hidden_states, promised)
         return self._indirectly(step, layer, hidden_states, promised)
 
     async def _indirectly(
-        self, step: Step, layer: int, hidden_states: Tensor, promised: PromisedRows | None
+        self, step: RoutedStep, layer: int, hidden_states: Tensor, promised: PromisedRows | None
     ) -> Tensor:
         started, counted = time.perf_counter(), self.waits.num
         if self._carrier is None or self._deterministic:
             combined = await self._one_by_one(step, layer, hidden_states, promised)
         else:
-            # Rows of several workers go as one batch, so none of them tells what is under way.
             direct = partial(self._directly, step, layer, hidden_states)
             combined = await self._carrier.dispatch(
                 step.route, layer, hidden_states.cpu(), direct, step.step_id
@@ -217,145 +206,98 @@ class RoutedDispatcher:
 
     def _directly(
         self,
-        step: Step,
+        step: RoutedStep,
         layer: int,
         hidden_states: Tensor,
         promised: PromisedRows | None = None,
     ) -> Awaitable[Tensor]:
-        route: Route = step.route
-        basis = route.basis_of(layer)
-        sent: SentBatch | None = None
-        if apart := route.takes_from(hidden_states.device, layer):
-            rows = hidden_states  # Python sends: C functions know no parcels
-        else:
-            rows = hidden_states.cpu()
-            sent = self.native.begin(route, step.step_id, layer, rows, basis, promised)
-        # From now on other batches are assigned with regard to it.
-        under_way, wire = route.sent(layer), self._wire
-        batch = DirectBatch(under_way, hidden_states, rows, basis, wire, apart, promised)
-        return self._settled(step, batch, sent)
+        parcels = step.route.takes_from(hidden_states.device, layer)
+        rows = hidden_states if parcels else hidden_states.cpu()
+        batch = LayerBatch(layer, rows, self._wire, promised, parcels=parcels)
+        return self._end(step, batch, self._begin(step, batch), hidden_states)
 
-    async def _settled(self, step: Step, batch: DirectBatch, sent: SentBatch | None) -> Tensor:
-        """The sum of a batch that is ``sent`` already, or is sent now."""
-        route, hidden_states = step.route, batch.hidden_states
-        started, slowest_s = time.perf_counter(), 0.0
-        try:
-            if sent is not None and sent.finish():
-                route.learn(batch.layer, batch.basis, sent.loads)
-                combined, slowest_s = sent.out, sent.slowest_s
-                await self.link_peers(0)
-            else:
-                combined, slowest_s = await self._by_python(step, batch, sent)
-        finally:
-            route.under_way.discard(batch.under_way)
-        self.waits.count(route, batch.layer, batch.rows.nbytes, started, slowest_s)
-        return combined.to(hidden_states.device, hidden_states.dtype)
+    def _begin(self, step: RoutedStep, batch: LayerBatch) -> Begun:
+        """Send a batch: in C if that is possible, else in Python."""
+        return self.native.begin(step, batch) or self._python.begin(step, batch)
 
-    async def _by_python(
-        self, step: Step, batch: DirectBatch, sent: SentBatch | None
-    ) -> tuple[Tensor, float]:
-        """Ask, or settle what was asked already; and ask again if the workers decided differently.
+    async def _end(
+        self, step: RoutedStep, batch: LayerBatch, begun: Begun, hidden_states: Tensor
+    ) -> Tensor:
+        """The sum of a batch that has begun, where its rows ``hidden_states`` were."""
+        started = time.perf_counter()
+        found = await self._settle(step, batch, begun, hidden_states)
+        self.waits.count(step.route, batch.layer, batch.rows.nbytes, started, found.slowest_s)
+        return found.rows.to(hidden_states.device, hidden_states.dtype)
 
-        Returns:
-            The sum, and the seconds that the slowest worker computed.
-        """
-        route, layer, basis = step.route, batch.layer, batch.basis
-        rows = to_wire(batch.rows, batch.wire).contiguous()
-        if sent is not None:
-            outcomes = await sent.outcomes()
-            replies = self._read(step, layer, [rows, basis], outcomes, promised=batch.promised)
-        else:
-            replies = await self._ask(
-                step, layer, [rows, basis], promised=batch.promised, apart=batch.apart
-            )
+    async def _settle(
+        self, step: RoutedStep, batch: LayerBatch, begun: Begun, hidden_states: Tensor
+    ) -> Sum:
+        """Wait for the sum of a batch, and ask again if the workers decided differently."""
+        found = await begun.settle()
+        if isinstance(found, Sum):
+            await self.link_peers(0)
+            return found
+        replies = self._read(step, batch, found)
         if _differ(replies):
-            self._notes.divergence(step, layer, [decision_of(reply) for reply in replies])
-            seen = batch.hidden_states
-            if batch.wire != "own":
-                seen = from_wire(rows).to(seen)
-            topk_weights, topk_ids = self._gates[layer](seen)
-            routing = [topk_weights.cpu(), topk_ids.cpu()]
-            replies = await self._ask(
-                step, layer, [rows, basis, *routing], promised=batch.promised, apart=batch.apart
-            )
-            if _differ(replies):  # not over the gate, then
-                raise ExpertUnavailable(layer, cause="its workers hold different placements")
-        route.learn(layer, basis, loads_of(replies[0]) if len(basis) > 1 else None)
+            replies = await self._overrule(step, batch, replies, hidden_states)
         if batch.promised is not None:
             batch.promised.note(degraded_in(replies[0]))
         parts = [from_wire(reply.tensors[0]) for reply in replies]
-        by_worker = dict(zip(route.targets[layer], parts, strict=True))
-        slowest_ns = max(reply.took_ns for reply in replies)
-        return combine(route.placement.workers, by_worker, len(rows)), slowest_ns * 1e-9
+        by_worker = dict(zip(step.route.targets[batch.layer], parts, strict=True))
+        total = combine(step.route.placement.workers, by_worker, len(batch.rows))
+        return Sum(total, max(reply.took_ns for reply in replies) * 1e-9)
+
+    async def _overrule(
+        self, step: RoutedStep, batch: LayerBatch, replies: Sequence[Frame], hidden_states: Tensor
+    ) -> list[Frame]:
+        """Ask again with this side's own routing of the rows, as the workers have seen them."""
+        digests = [decision_of(reply) for reply in replies]
+        self._notes.divergence(step, batch.layer, digests)
+        seen = hidden_states
+        if batch.wire != "own":
+            seen = from_wire(batch.packed).to(seen)
+        weights, ids = self._gates[batch.layer](seen)
+        told = await self._ask(step, replace(batch, routing=(weights.cpu(), ids.cpu())))
+        if _differ(told):  # not over the gate, then
+            raise ExpertUnavailable(batch.layer, cause="its workers hold different placements")
+        return told
 
     async def _one_by_one(
-        self, step: Step, layer: int, hidden_states: Tensor, promised: PromisedRows | None
+        self, step: RoutedStep, layer: int, hidden_states: Tensor, promised: PromisedRows | None
     ) -> Tensor:
         """The bits of ``local``: the result of each of a row's experts comes here by itself."""
-        route: Route = step.route
         topk_weights, topk_ids = self._gates[layer](hidden_states)
         if promised is not None:
-            assert route.rung is not None  # or nobody would have promised anything
+            assert step.route.rung is not None  # or nobody would have promised anything
             assert self._rung_of is not None
-            rung = self._rung_of(layer, route.rung, None)
+            rung = self._rung_of(layer, step.route.rung, None)
             split_choices(topk_ids, topk_weights, promised, rung)
         whole = hidden_states.cpu(), topk_weights.cpu(), topk_ids.cpu()
         at_once, sums = rows_at_once(topk_ids.shape[1]), []
         for start in range(0, len(topk_ids), at_once):
             rows, weights, ids = (tensor[start : start + at_once] for tensor in whole)
-            asked = [rows, route.basis_of(layer), weights, ids]
-            replies = await self._ask(step, layer, asked, unsummed=True)
-            sums.append(add_up_choices(layer, replies, weights, ids))
+            batch = LayerBatch(layer, rows, routing=(weights, ids), unsummed=True)
+            sums.append(add_up_choices(layer, await self._ask(step, batch), weights, ids))
         return torch.cat(sums)
 
-    async def _ask(
-        self,
-        step: Step,
-        layer: int,
-        tensors: list[Tensor],
-        *,
-        promised: PromisedRows | None = None,
-        unsummed: bool = False,
-        apart: bool = False,
-    ) -> list[Frame]:
-        """Ask all workers of a layer; ``tensors`` as in ``layer_request``.
-
-        Returns:
-            Replies in the order of ``Route.targets``.
-        """
-        route: Route = step.route
-        ask = partial(layer_request, step.step_id, step.epoch, layer)
-        more: dict[str, Any] = {"promised": promised, "unsummed": unsummed, "apart": apart}
-        calls = [
-            (route.links[idx], ask(next(self._seq), tensors, **more))
-            for idx in route.targets[layer]
-        ]
-        outcomes = await self._network.exchange(calls, self.native.patience_s(len(tensors[0])))
-        return self._read(step, layer, tensors, outcomes, promised=promised, unsummed=unsummed)
+    async def _ask(self, step: RoutedStep, batch: LayerBatch) -> list[Frame]:
+        """Ask in Python; the replies in the order of ``Route.targets``."""
+        return self._read(step, batch, await self._python.begin(step, batch).settle())
 
     def _read(
-        self,
-        step: Step,
-        layer: int,
-        tensors: list[Tensor],
-        outcomes: Sequence[Frame | MoesaicError],
-        *,
-        promised: PromisedRows | None = None,
-        unsummed: bool = False,
+        self, step: RoutedStep, batch: LayerBatch, outcomes: Sequence[Outcome]
     ) -> list[Frame]:
-        """Check the outcomes of an exchange, in the order of ``Route.targets``; see ``_ask``."""
-        route: Route = step.route
-        rows, basis = tensors[:2]
+        """Check the outcomes of an exchange, in the order of ``Route.targets``."""
+        layer, route = batch.layer, step.route
         links = [route.links[idx] for idx in route.targets[layer]]
-        num_loads = 0 if loads_in(basis) is None else len(route.placement.workers)
         replies: list[Frame] = []
         for link, outcome in zip(links, outcomes, strict=True):
             if isinstance(outcome, MoesaicError):
                 raise self.failure(step, layer, link, outcome)
             if not (
-                is_unsummed(outcome, rows.shape[1])
-                if unsummed
-                else is_partial_sum(outcome, rows, num_loads, promised=promised is not None)
+                is_unsummed(outcome, batch.rows.shape[1])
+                if batch.unsummed
+                else is_partial_sum(outcome, batch.packed, promised=batch.promised is not None)
             ):
                 link.discard("reply has another shape")
                 raise ExpertUnavailable(layer, cause=f"{link.peer}: reply has another shape")

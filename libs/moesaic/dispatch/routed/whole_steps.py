@@ -1,20 +1,16 @@
 """Steps that are one call each, with experts in other processes."""
 
 import ctypes
-import itertools
-import os
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import torch
 from prometheus_client import Counter
 from torch import Tensor
 
 from moesaic.dispatch.contract import Step
 from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
-from moesaic.dispatch.routed.fastest import FastestWay
+from moesaic.dispatch.routed.exchange import RoutedStep
 from moesaic.errors import MoesaicError
 from moesaic.models.layers.step_batch import StepBatch
 from moesaic.models.layers.whole_steps import WholeSteps
@@ -40,47 +36,17 @@ PARTS_S = Counter(
     "waiting for replies, adding them up, and Python",
     ["part"],
 )
-AWAKE_NS = (0, 1_000_000)  # longer than the experts of a layer of a few rows take
 MOST_LEFT_OUT = 64  # steps
 FLOAT_BYTES = 4  # rows that pass C functions are float32
-PARTS = (1, 2, 4)  # more take longer, for experts are read again for every part
-
-
-@dataclass(frozen=True)
-class _Way:
-    """One way to compute a step."""
-
-    parts: int
-    threads: int
-    awake_ns: int  # the longest wait awake, here and on the experts' side
-    cores: tuple[int, ...]  # on which threads and expert workers stay, in turn; none: anywhere
+TWO_PARTS_ROWS = 64  # TODO
 
 
 class RoutedSteps:
-    """Computes steps without Python between their layers, as long as nothing rare happens.
+    """Computes steps without Python between their layers, as long as nothing rare happens."""
 
-    Attention has all threads, which sleep while experts are waited for; to wake them pays for many rows.
-    Parts of a step overlap attention and experts; that pays where neither has all cores. To wait
-    awake saves the time of waking up; it costs those who share the core. With fewer cores than threads,
-    the system lets one wait while a core is idle; threads that stay on their core do without that, but
-    cannot leave it to others. What is best differs by machine, neighbours and size of steps, so it is
-    measured again and again.
-    """
-
-    def __init__(
-        self, dispatcher: RoutedDispatcher, whole: WholeSteps, hidden_size: int, parts: int = 0
-    ) -> None:
-        """Compute by ``whole`` on the routes of ``dispatcher``, in ``parts`` where rows allow; 0: by measurement."""
+    def __init__(self, dispatcher: RoutedDispatcher, whole: WholeSteps, hidden_size: int) -> None:
+        """Compute by ``whole`` on the routes of ``dispatcher``."""
         self._dispatcher, self._whole, self._hidden_size = dispatcher, whole, hidden_size
-        threads, cores = torch.get_num_threads(), tuple(sorted(os.sched_getaffinity(0)))
-        ways = itertools.product(
-            [parts] if parts else PARTS,
-            sorted({1, threads}, reverse=True),
-            AWAKE_NS,
-            [(), cores] if threads >= len(cores) else [()],
-        )
-        self._fastest = FastestWay([_Way(*each) for each in ways])
-        self._next = self._fastest.ways[0]
         self._took_s = 0.0  # the last step
         self._failures = self._left_out = 0  # in a row; steps for Python before the next try
 
@@ -91,8 +57,7 @@ class RoutedSteps:
 
     def num_parts(self, num_rows: int) -> int:
         """See ``Shortcut.num_parts``."""
-        self._next = self._fastest.choose(num_rows)
-        return self._next.parts
+        return 2 if num_rows >= TWO_PARTS_ROWS else 1
 
     async def forward(self, step: Step, batches: Sequence[StepBatch]) -> Tensor | None:
         """Compute the parts of a step side by side.
@@ -105,7 +70,8 @@ class RoutedSteps:
             ExpertUnavailable: see ``Dispatcher.dispatch``.
             StaleEpoch: the same.
         """
-        native, way = self._dispatcher.native, self._next
+        assert isinstance(step, RoutedStep)
+        native = self._dispatcher.native
         if self._left_out:
             self._left_out -= 1
             return None
@@ -118,15 +84,14 @@ class RoutedSteps:
         await self._dispatcher.link_peers(self._took_s)
         started = time.perf_counter()
         times = _LayerTimes(len(batches) * len(asks.by_layer))
-        apart = native.apart(asks, step.step_id, way.awake_ns, way.cores)
+        apart = native.apart(asks, step.step_id)
         times.fill(apart)
-        logits, failed = self._whole.forward_apart(batches, apart, way.threads)
+        logits, failed = self._whole.forward_apart(batches, apart)
         native.note(apart)
         self._took_s = time.perf_counter() - started
         if failed is None:
             self._failures = 0
             num_rows = sum(len(batch.token_ids) for batch in batches)
-            self._fastest.took(way, num_rows, self._took_s)
             times.count(apart)
             _count_parts(apart, self._took_s)
             waited_s = sum(getattr(apart, f"{part}_ns") for part in ("send", "wait", "sum")) * 1e-9

@@ -33,14 +33,12 @@ class WholeSteps:
         """See ``Decoder.forward``."""
         return self._kernel(self._inputs(batch))
 
-    def forward_apart(
-        self, batches: Sequence[StepBatch], apart: ApartArgs, threads: int
-    ) -> tuple[Tensor, Any]:
+    def forward_apart(self, batches: Sequence[StepBatch], apart: ApartArgs) -> tuple[Tensor, Any]:
         """Compute the parts of one step, whose experts are in other processes.
 
         See ``DecoderStepKernel.apart``.
         """
-        return self._kernel.apart([self._inputs(batch) for batch in batches], apart, threads)
+        return self._kernel.apart([self._inputs(batch) for batch in batches], apart)
 
     def _inputs(self, batch: StepBatch) -> StepInputs:
         # Lists: for a few rows, a call of numpy's or torch's takes longer than what it does.

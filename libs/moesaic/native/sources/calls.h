@@ -215,9 +215,6 @@ struct asked {
     float *out, *node_sum;  // [count, H]; the latter for several nodes
     int64_t *loads;         // [N], where the basis has loads
     int64_t deadline_ns;
-    int64_t awake_ns;  // the longest wait awake, of both sides, before it sleeps
-    const int32_t *cores;  // [num_cores] or none: workers stay on these, in turn
-    int64_t num_cores;
     // Channels whose peers are answered meanwhile, if they only ask whether this side is there.
     void *const *others;  // [num_others]
     int64_t num_others;
@@ -243,9 +240,6 @@ struct apart {
     uint64_t id_low, id_high;  // of the step
     uint64_t seq;              // in: of the first call; out: of the next step's
     int64_t patience_ns, patience_rows;  // a wait for replies; larger batches wait in proportion
-    int64_t awake_ns;      // see `asked`
-    const int32_t *cores;  // see `asked`; the threads of this side stay on the same ones; or none
-    int64_t num_cores;
     void *const *others;
     int64_t num_others;
     int32_t bell;
@@ -486,9 +480,8 @@ EXPORT void channel_hold(void *channel, const uint8_t *message, int64_t size);
 
 // Sleeps as an event loop does, and answers meanwhile what can be answered here. 0: the time is over;
 // 1: a channel has a message for Python; 2: a descriptor of `epoll` other than `bell` is ready.
-// `last_moved`: when a message last came, kept between calls.
 EXPORT int wait_for_events(void *const *channels, int64_t count, int epoll, int bell,
-                           int64_t timeout_ns, int64_t *last_moved);
+                           int64_t timeout_ns);
 
 // Answers of one process; `max_`: bounds of a frame.
 EXPORT void *answers_open(int64_t max_rows, int64_t max_cols, int64_t max_bytes, int threads);

@@ -65,7 +65,6 @@ class RingPlane:
         self.channels: dict[Channel, Callable[[Message], None]] = {}
         self._on_lost: dict[Channel, Callable[[str], None]] = {}
         self._c: Any = (ctypes.c_void_p * 0)()
-        self._last_moved = ctypes.c_int64()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self.bell, self.look)
         selector = getattr(self._loop, "_selector", None)
@@ -104,7 +103,6 @@ class RingPlane:
             epoll=epoll,
             bell=self.bell,
             timeout_ns=timeout_ns,
-            last_moved=ctypes.addressof(self._last_moved),
         )
         return bool(found == MESSAGES)
 

@@ -1,8 +1,7 @@
 """The part of UCX that Moesaic uses; the only module that imports UCX's bindings.
 
 Workers that know each other's addresses send tagged messages. An idle worker is armed, and its file
-descriptor wakes the event loop. Where C functions carry the messages (``channel``), the engine's
-steps choose by measurement how long they wait awake; nothing waits so here.
+descriptor wakes the event loop.
 """
 
 import asyncio

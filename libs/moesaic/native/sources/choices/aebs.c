@@ -2,7 +2,7 @@
 // moesaic.placement.schedule.aebs. Integers only, every tie goes to the lowest id: equal to the
 // reference to the last one.
 #include "calls.h"
-#include "compute/vector.h"
+#include "vector.h"
 
 enum { NONE = -1, UNAVAILABLE = -2 };
 enum { BITS = 64 };  // instances of one word of a set

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 
 #include "calls.h"
-#include "compute/arena.h"
-#include "compute/vector.h"
+#include "arena.h"
+#include "vector.h"
 
 enum { UNITED, FEWER, NOTHING };  // what serves a degraded choice
 enum { NOBODY = -1, MORE = 2 };

@@ -2,7 +2,7 @@
 //   Tiles    STRETCH positions at a time, counted from the sequence's start, with a running softmax.
 //   Order    a row's result depends on its own query and what it sees of the cache, never on the
 //            rows beside it, as long as what is cached is finite.
-#include "compute/attention.h"
+#include "compute/attention_tile.h"
 #include "compute/pool.h"
 
 enum { QUERIES = 192 };  // queries (of several rows and heads) that share a tile's keys and values

@@ -1,6 +1,6 @@
 // A tile of attention: the scores of some queries for STRETCH positions, their weights, the values'
 // sums.
-#include "compute/attention.h"
+#include "compute/attention_tile.h"
 
 #define UPPER(i, side) (i) & (side) ? LANES + (i) - (side) : (i)
 #define LOWER(i, side) (i) & (side) ? LANES + (i) : (i) + (side)

@@ -1,6 +1,6 @@
 // A step of a decoder, from tokens to logits, in one call: with few rows, the way between Python and its
 // kernels takes a good part of the time that they compute.
-#include "compute/arena.h"
+#include "arena.h"
 #include "compute/matrix.h"
 #include "compute/pass.h"
 

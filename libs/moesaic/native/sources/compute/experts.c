@@ -1,7 +1,7 @@
 // The weighted sum of gated experts over the rows routed to them:
 //   sort (row, expert) pairs by slot; first products with silu(gate) * up, or its clamped kin; second
 //   products; sums.
-#include "compute/arena.h"
+#include "arena.h"
 #include "compute/matrix.h"
 #include "compute/pool.h"
 

@@ -12,7 +12,7 @@
 #define MOESAIC_MATRIX_H
 
 #include "calls.h"
-#include "compute/vector.h"
+#include "vector.h"
 
 enum { ZERO = 128, LEVELS = 127, GROUP_BLOCK = 32 };
 enum form { FLOAT32, BFLOAT16, FLOAT16, INT8, INT4, FP8 };
@@ -59,8 +59,5 @@ void multiply_panel(const struct matrix *m, struct rows x, int64_t first, int64_
 
 // Rounds a row of floats to the bytes and scales that this matrix takes.
 void round_row(const struct matrix *m, const float *from, uint8_t *to, float *scales);
-
-// The weights of one output, as floats.
-void matrix_row(const struct matrix *m, int64_t row, float *out);
 
 #endif

@@ -98,7 +98,8 @@ INLINE float weight_at(const int form, const struct matrix *m, int64_t o, int64_
     return (level - zero) * (float16_at(m->group_scales, group) * m->scales[o]);
 }
 
-void matrix_row(const struct matrix *m, int64_t row, float *out) {
+// The weights of one output, as floats.
+static void matrix_row(const struct matrix *m, int64_t row, float *out) {
 #define EACH_INPUT(form) \
     for (int64_t i = 0; i < m->num_in; i++) out[i] = weight_at(form, m, row, i)
     switch (m->form) {

@@ -9,8 +9,6 @@
 #include <sched.h>
 #include <stdatomic.h>
 
-#include "compute/cores.h"
-
 enum { MAX_HELPERS = 255 };
 enum { LOOKS = 64 };  // between two offers to let others run
 enum {
@@ -30,15 +28,9 @@ static struct {
     void *with;
     int64_t count;
     int threads, num_helpers;
-    const int32_t *cores;  // on which helpers stay
-    int64_t num_cores;     // 0: anywhere
 } pool = {.owner = PTHREAD_MUTEX_INITIALIZER,
           .lock = PTHREAD_MUTEX_INITIALIZER,
           .news = PTHREAD_COND_INITIALIZER};
-
-// Of the tasks of this thread.
-static _Thread_local const int32_t *its_cores;
-static _Thread_local int64_t num_its_cores;
 
 static inline void look_again(void) {
 #if defined(__x86_64__)
@@ -84,10 +76,7 @@ static void *help(void *argument) {
         // Either the owner sees this helper inside and waits, or this helper sees that the round is
         // over.
         atomic_fetch_add(&pool.inside, 1);
-        if (atomic_load(&pool.round) == seen && worker < pool.threads) {
-            stay_on(pool.num_cores ? pool.cores[worker % pool.num_cores] : ANY_CORE);
-            work(worker);
-        }
+        if (atomic_load(&pool.round) == seen && worker < pool.threads) work(worker);
         atomic_fetch_sub(&pool.inside, 1);
     }
     return 0;
@@ -107,8 +96,6 @@ static void begin_anew(void) {
 static void have_helpers(int wanted) {
     static int told;
     if (!told) told = !pthread_atfork(0, 0, begin_anew);
-    // They inherit where the caller may run.
-    if (pool.num_helpers < wanted) stay_on(ANY_CORE);
     for (; pool.num_helpers < wanted && pool.num_helpers < MAX_HELPERS; pool.num_helpers++) {
         pthread_t thread;
         void *worker = (void *)(intptr_t)(pool.num_helpers + 1);
@@ -117,8 +104,6 @@ static void have_helpers(int wanted) {
         pthread_detach(thread);
     }
 }
-
-void pool_stay_on(const int32_t *cores, int64_t num) { its_cores = cores, num_its_cores = num; }
 
 void pool_rest(void) { atomic_store(&pool.resting, 1); }
 
@@ -130,7 +115,6 @@ void in_parallel(task_function *run, void *with, int64_t count, int threads) {
     }
     have_helpers(threads - 1);
     pool.run = run, pool.with = with, pool.count = count, pool.threads = threads;
-    pool.cores = its_cores, pool.num_cores = num_its_cores;
     atomic_store_explicit(&pool.next, 0, memory_order_relaxed);
     atomic_store(&pool.resting, 0);
     atomic_fetch_add(&pool.round, 1);

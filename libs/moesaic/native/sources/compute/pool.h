@@ -10,10 +10,6 @@ typedef void task_function(void *with, int64_t task, int worker);
 // `worker` is below `threads` and no two run as the same at once. Returns when all are done.
 void in_parallel(task_function *run, void *with, int64_t count, int threads);
 
-// From now on, helpers of this thread's tasks stay on these cores: helper `worker` on cores[worker % num].
-// None: wherever the system puts them. The array stays the caller's.
-void pool_stay_on(const int32_t *cores, int64_t num);
-
 // Lets the helpers sleep until there is work: whoever calls waits for other processes.
 void pool_rest(void);
 

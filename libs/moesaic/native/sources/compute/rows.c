@@ -3,7 +3,7 @@
 
 #include "calls.h"
 #include "compute/pool.h"
-#include "compute/vector.h"
+#include "vector.h"
 
 enum { PARALLEL = 32768 };  // numbers below which a second thread costs more than it saves
 enum { ROWS = 64 };         // of one task

@@ -6,9 +6,9 @@
 //   Edge     of a histogram of the logits one bucket holds it; a histogram of that bucket follows, and so on.
 // Not a number: weighs nothing, as minus infinity does.
 #include "calls.h"
-#include "compute/arena.h"
+#include "arena.h"
 #include "compute/pool.h"
-#include "compute/vector.h"
+#include "vector.h"
 
 enum { BUCKETS = 1024 };
 enum { CHUNK = 64 };  // tokens that are passed over together

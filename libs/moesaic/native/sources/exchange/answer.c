@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "compute/cores.h"
 #include "exchange/frame.h"
 #include "exchange/int8_rows.h"
 #include "exchange/promised.h"
@@ -263,7 +262,6 @@ static int has_log_room(struct answers *a, int64_t num_ids) {
 static int answer_rows(struct answers *a, struct known *k, struct channel *c,
                        const uint8_t *message, const struct frame_head *request, int64_t came) {
     const struct answerable *is = &k->is;
-    stay_on(channel_advised_core(c));
     const int64_t started = now_ns(), rows = request->tensors[0].rows;
     const int64_t hidden = is->moe.gate.num_in, num_experts = is->num_experts;
     const int in_bytes = request->tensors[0].code == FRAME_INT8;

@@ -3,10 +3,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "compute/arena.h"
-#include "compute/cores.h"
+#include "arena.h"
 #include "compute/pass.h"
-#include "compute/pool.h"
 #include "exchange/ring.h"
 
 enum { DONE, FAILED };
@@ -108,9 +106,6 @@ static int begin(struct apart *apart, struct turn *turns, int64_t num_turns, str
         .out = turn->pass.delta,
         .node_sum = turn->node_sum,
         .loads = turn->loads,
-        .awake_ns = apart->awake_ns,
-        .cores = apart->cores,
-        .num_cores = apart->num_cores,
         .others = apart->others,
         .num_others = apart->num_others,
         .deadline_ns = now_ns() + apart->patience_ns / apart->patience_rows * times,
@@ -184,15 +179,11 @@ EXPORT int decoder_step_apart(const struct decoder *decoder, struct apart *apart
     }
     for (int64_t p = 0; p < num_parts; p++) turns[p].pass.scratch = arena.next;
     int failed = DONE;
-    if (apart->num_cores) stay_on(apart->cores[0]);
-    pool_stay_on(apart->cores, apart->num_cores);
     for (int64_t i = 0; i <= decoder->num_layers && !failed; i++)
         for (int64_t p = 0; p < num_parts && !failed; p++)
             failed = move(apart, turns, num_parts, &turns[p], caches);
     // The replies to the others are on their way; nobody else would know what to do with them.
     for (int64_t p = 0; p < num_parts; p++)
         if (turns[p].ask) finish(apart, &turns[p]);
-    stay_on(ANY_CORE);
-    pool_stay_on(0, 0);
     return failed;
 }

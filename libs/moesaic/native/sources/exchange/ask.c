@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "compute/cores.h"
 #include "compute/pool.h"
 #include "exchange/answer.h"
 #include "exchange/frame.h"
@@ -15,7 +14,6 @@
 enum { DONE, RARE, LATE };
 enum { AWAITED, PART, OTHER };
 enum { MOST_ASKED = 64 };
-enum { LOOK_EVERY = 64 };  // offers of the core between two looks at the time
 enum { LOOK_AT_OTHERS_NS = 20 * 1000 * 1000 };
 enum { LARGE = 1 << 14 };  // numbers of a reply; to check these takes longer than to wake up for it
 
@@ -65,8 +63,6 @@ EXPORT int ask_begin(const struct ask *ask, struct asked *asked) {
     for (int64_t i = 0; i < ask->num; i++) channel_of(ask, i)->outstanding++;
     for (int64_t i = 0; i < ask->num; i++) {
         struct channel *c = ask->channels[i];
-        channel_advise(c, asked->awake_ns);
-        channel_advise_core(c, asked->num_cores ? asked->cores[i % asked->num_cores] : ANY_CORE);
         uint8_t *room = channel_room(c, size), *to = room;
         if (!to && !(to = copy ? copy : (copy = aligned_alloc(64, (size_t)(size + 63) / 64 * 64)))) {
             failed = -1;
@@ -143,20 +139,17 @@ static void look_at_kept(const struct ask *ask, const struct asked *asked, int64
         }
 }
 
-// True if something came.
-static int look(const struct ask *ask, const struct asked *asked, int64_t i, struct reply *reply) {
+static void look(const struct ask *ask, const struct asked *asked, int64_t i, struct reply *reply) {
     struct channel *c = ask->channels[i];
     int64_t size;
     const uint8_t *message;
-    int moved = channel_pump(c);
+    channel_pump(c);
     while (reply->state == AWAITED && (message = channel_peek(c, &size))) {
-        moved = 1;
         const int mine = is_mine(ask, asked, i, message, size, reply);
-        if (mine && reply->state == PART) return 1;  // it is released when it has been added
+        if (mine && reply->state == PART) return;  // it is released when it has been added
         channel_keep(c, message, size);
         channel_release(c);
     }
-    return moved;
 }
 
 // Has the peers ring that answer; of small replies only the one that is likely the last, as waking up for
@@ -217,15 +210,15 @@ static void answer_others(const struct asked *asked) {
 
 static int wait_for(const struct ask *ask, struct asked *asked, struct reply *replies, int bell) {
     static _Thread_local int64_t looked;
-    const int64_t awake = asked->awake_ns, began = now_ns();
-    int64_t awake_until = began + awake, last = -1;
+    const int64_t began = now_ns();
+    int64_t last = -1;
     if (began - looked > LOOK_AT_OTHERS_NS) looked = began, answer_others(asked);
-    for (int64_t round = 0;; round++) {
-        int moved = 0, missing = 0, broken = 0;
+    for (;;) {
+        int missing = 0, broken = 0;
         channel_turn();
         for (int64_t i = 0; i < ask->num; i++) {
             if (replies[i].state == AWAITED) {
-                moved |= look(ask, asked, i, &replies[i]);
+                look(ask, asked, i, &replies[i]);
                 if (replies[i].state != AWAITED) last = i;
             }
             missing += replies[i].state == AWAITED;
@@ -236,17 +229,10 @@ static int wait_for(const struct ask *ask, struct asked *asked, struct reply *re
             return DONE;
         }
         if (broken) return RARE;
-        if (!moved && round % LOOK_EVERY) {
-            if (awake) offer_core();
-            if (awake) continue;
-        }
         const int64_t now = now_ns();
         if (now >= asked->deadline_ns) return LATE;
-        if (moved) awake_until = now + awake;
-        if (now < awake_until) continue;
         if (sleep_on(ask, asked, replies, bell, asked->deadline_ns - now)) return RARE;
         answer_others(asked);
-        awake_until = now_ns() + awake;
     }
 }
 

@@ -3,11 +3,10 @@
 #define _GNU_SOURCE
 #include <sys/epoll.h>
 
-#include "compute/cores.h"
 #include "exchange/answer.h"
 
-enum { LOOK_EVERY = 8 };             // offers of the core between two looks at other descriptors
-enum { BUSY_LOOK_NS = 100 * 1000 };  // between two looks while requests come one after the other
+// Between two looks at other descriptors, while requests come one after the other.
+enum { LOOK_EVERY_NS = 100 * 1000 };
 enum { MOST_EVENTS = 8 };
 
 enum { NOTHING, MESSAGES, EVENTS };
@@ -55,46 +54,25 @@ static int sleep_on(void *const *channels, int64_t count, int epoll, int bell,
     return came <= 0 || are_others(events, came, channels, count, bell);
 }
 
-// The longest wait awake that some asking side advises.
-static int64_t longest_awake(void *const *channels, int64_t count) {
-    int64_t longest = -1;
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t advice = channel_advice(channels[i]);
-        if (advice > longest) longest = advice;
-    }
-    return longest < 0 ? awake_ns : longest;
-}
-
-static int serve_until(void *const *channels, int64_t count, int epoll, int bell,
-                       int64_t timeout_ns, int64_t *last_moved) {
+EXPORT int wait_for_events(void *const *channels, int64_t count, int epoll, int bell,
+                           int64_t timeout_ns) {
     const int64_t began = now_ns();
-    int64_t last = *last_moved, looked = began;
+    int64_t looked = began;
     struct epoll_event events[MOST_EVENTS];
-    for (int64_t round = 0;; round++) {
+    for (;;) {
         int rare = 0;
         channel_turn();
         const int moved = serve(channels, count, &rare);
         if (rare) return MESSAGES;
         const int64_t now = now_ns();
-        if (moved) *last_moved = last = now;
         if (timeout_ns >= 0 && now - began >= timeout_ns) return NOTHING;
-        if (moved || now - last < longest_awake(channels, count)) {
-            if (!moved) offer_core();
-            if (moved ? now - looked < BUSY_LOOK_NS : round % LOOK_EVERY) continue;
+        if (!moved) {
+            const int64_t left = timeout_ns < 0 ? -1 : timeout_ns - (now - began);
+            if (sleep_on(channels, count, epoll, bell, left)) return EVENTS;
+        } else if (now - looked >= LOOK_EVERY_NS) {
             looked = now;
             const int came = epoll_wait(epoll, events, MOST_EVENTS, 0);
             if (are_others(events, came, channels, count, bell)) return EVENTS;
-            continue;
         }
-        const int64_t left = timeout_ns < 0 ? -1 : timeout_ns - (now - began);
-        if (sleep_on(channels, count, epoll, bell, left)) return EVENTS;
-        *last_moved = last = now_ns();
     }
-}
-
-EXPORT int wait_for_events(void *const *channels, int64_t count, int epoll, int bell,
-                           int64_t timeout_ns, int64_t *last_moved) {
-    const int came = serve_until(channels, count, epoll, bell, timeout_ns, last_moved);
-    stay_on(ANY_CORE);  // threads that Python begins would stay there as well
-    return came;
 }

@@ -7,10 +7,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "compute/cores.h"
 #include "exchange/frame.h"
 
-enum { MOST_AWAKE_US = 10000 };  // whatever a peer says
 enum { SKIP = 1 };  // flag of a record: the rest of the ring is empty
 enum { KIND_AT = 8, SEQ_AT = 48 };  // of a frame
 
@@ -20,48 +18,17 @@ struct record {
     uint64_t flags;
 };
 
-int64_t awake_ns = 200 * 1000;
-
 int64_t now_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return now.tv_sec * 1000000000LL + now.tv_nsec;
 }
 
-void offer_core(void) { sched_yield(); }
-
 static _Thread_local uint64_t turns;  // a process may have several loops
 
 void channel_turn(void) { turns++; }
 
 uint64_t this_turn(void) { return turns; }
-
-void channel_advise(struct channel *c, int64_t ns) {
-    const uint32_t us = (uint32_t)(ns / 1000) + 1;
-    if (c->carrier) return;
-    if (atomic_load_explicit(&c->out->awake_us, memory_order_relaxed) != us)
-        atomic_store_explicit(&c->out->awake_us, us, memory_order_relaxed);
-}
-
-int64_t channel_advice(const struct channel *c) {
-    if (c->carrier) return -1;
-    const uint32_t us = atomic_load_explicit(&c->in->awake_us, memory_order_relaxed);
-    if (!us) return -1;
-    return us > MOST_AWAKE_US ? MOST_AWAKE_US * 1000ll : (us - 1) * 1000ll;
-}
-
-void channel_advise_core(struct channel *c, int core) {
-    const uint32_t told = (uint32_t)(core + 1);
-    if (c->carrier) return;
-    if (atomic_load_explicit(&c->out->core, memory_order_relaxed) != told)
-        atomic_store_explicit(&c->out->core, told, memory_order_relaxed);
-}
-
-int channel_advised_core(const struct channel *c) {
-    if (c->carrier) return ANY_CORE;
-    const uint32_t told = atomic_load_explicit(&c->in->core, memory_order_relaxed);
-    return told > INT32_MAX ? ANY_CORE : (int)told - 1;
-}
 
 static uint64_t padded(uint64_t bytes) { return (bytes + RECORD - 1) / RECORD * RECORD; }
 
@@ -79,7 +46,7 @@ EXPORT void *channel_open(uint8_t *memory, int64_t capacity, int side, int bell,
     c->out_bytes = bytes + side * capacity, c->in_bytes = bytes + !side * capacity;
     c->capacity = (uint64_t)capacity;
     c->bell = bell, c->control = control, c->most = most;
-    // Until its loop waits awake, a side counts as asleep.
+    // Until its loop looks at it, a side counts as asleep.
     atomic_store(&c->in->reader_sleeps, 1);
     atomic_store(&c->out->writer_sleeps, 1);
     return c;

@@ -19,11 +19,8 @@ struct ring {  // in shared memory; counters only grow
     _Alignas(64) _Atomic uint64_t read;
     _Alignas(64) _Atomic uint32_t reader_sleeps;
     _Atomic uint32_t writer_sleeps;  // until there is room
-    _Atomic uint32_t awake_us;       // the writer's advice for the reader's waits, and 1; 0: none
     _Atomic uint32_t reader_core;    // on which it went to sleep, and 1; 0: unknown
-    // The writer's advice on which core the reader's thread stays, and 1; 0: it stays on none.
-    _Atomic uint32_t core;
-    uint8_t pad[44];
+    uint8_t pad[52];
 };
 
 struct waiting {  // a message behind others that the ring has no room for
@@ -96,19 +93,5 @@ void channel_turn(void);
 uint64_t this_turn(void);
 
 int64_t now_ns(void);
-
-// The longest wait awake where nobody advises another, in ns.
-extern int64_t awake_ns;
-
-// Tells the other side how long its waits had best be awake, in ns; it is the asking side that knows.
-void channel_advise(struct channel *c, int64_t ns);
-int64_t channel_advice(const struct channel *c);  // -1: none
-
-// Tells the other side on which core its thread had best stay; ANY_CORE: on none.
-void channel_advise_core(struct channel *c, int core);
-int channel_advised_core(const struct channel *c);
-
-// Waits a moment: gives the core to others, or, where none wants it, comes back at once.
-void offer_core(void);
 
 #endif

@@ -1,6 +1,6 @@
-// Declarations that the parts of attention share.
-#ifndef MOESAIC_ATTENTION_H
-#define MOESAIC_ATTENTION_H
+// A tile of attention, and what it works on.
+#ifndef MOESAIC_ATTENTION_TILE_H
+#define MOESAIC_ATTENTION_TILE_H
 
 #include "compute/matrix.h"
 

@@ -2,7 +2,7 @@
 #ifndef MOESAIC_ARENA_H
 #define MOESAIC_ARENA_H
 
-#include "compute/vector.h"
+#include "vector.h"
 
 struct arena {
     uint8_t *next;

@@ -1,4 +1,4 @@
-"""Exchanges of plain layer requests without Python: the same sums as ``RoutedDispatcher`` makes itself.
+"""Exchanges of plain batches in C: the same sums as ``RoutedDispatcher`` makes of replies.
 
 One C function sends the rows to all workers of a layer, another waits and adds up. Whatever is not a
 plain reply comes back to Python as a message, and the dispatcher settles the exchange as its own.
@@ -9,20 +9,20 @@ import ctypes
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from moesaic.dispatch.routed.exchange import LayerBatch, Outcome, RoutedStep, Sum
 from moesaic.dispatch.routed.route import Route
 from moesaic.dispatch.routed.sum_order import by_node
-from moesaic.errors import DeadlineExceeded, FrameError, MoesaicError, PeerLost
+from moesaic.errors import DeadlineExceeded, FrameError, PeerLost
 from moesaic.kernels.promised import PromisedRows
 from moesaic.messages.wire import WireDtype
 from moesaic.native.library import lib
 from moesaic.native.structs import ApartArgs, AskArgs, AskedArgs
-from moesaic.transport.contract import Link, Network
+from moesaic.transport.contract import Link, NativeLink, NativeNetwork, Network
 from moesaic.transport.failure import error_of
 from moesaic.transport.frame import Frame, FrameKind, FrameLimits
 from moesaic.transport.rings.channel import NATIVE_SEQ, Channel
@@ -31,7 +31,6 @@ from moesaic.transport.tensor_table import CODE_OF_DTYPE
 DONE = 0  # of ask_finish
 ANSWERS = (FrameKind.REPLY, FrameKind.ERROR)
 POLL_S = 0.0005  # for answers that come to Python
-AWAKE_NS = 200_000  # the longest wait awake for one layer, as waking takes a good part of that
 ROWS_PER_TIMEOUT = 512  # a larger batch may take longer, in proportion
 
 
@@ -64,10 +63,9 @@ def plan_asks(
     """
     channels: dict[int, Channel] = {}
     for idx, link in route.links.items():
-        channel = getattr(link, "channel", None)
-        if channel is None:
+        if not isinstance(link, NativeLink) or link.channel is None:
             return None
-        channels[idx] = channel
+        channels[idx] = link.channel
     if any(len(indices) > lib().most_asked() for indices in route.targets.values()):
         return None
     asks = {
@@ -119,8 +117,8 @@ def _plan_layer(
     )
 
 
-class NativeAsking:
-    """The exchanges of one dispatcher that need no Python, as far as its network can do without."""
+class NativeExchange:
+    """An ``Exchange`` of plain batches, as far as the network can do without Python."""
 
     def __init__(self, network: Network, timeout_s: float, wire: WireDtype) -> None:
         """Wait ``timeout_s`` for the replies to a batch of up to ``ROWS_PER_TIMEOUT`` rows.
@@ -128,9 +126,10 @@ class NativeAsking:
         Rows and sums travel as ``wire`` says.
         """
         self._wire = wire
-        # What wakes this process from an exchange; -1: there are none.
-        self._network: Any = network
-        self._bell: int = getattr(network, "bell", -1)
+        self._network = network if isinstance(network, NativeNetwork) else None
+        # Only some event loops sleep in C: it is known once the network is there.
+        if self._network is not None and self._network.bell < 0:
+            self._network = None
         self._timeout_s, self._seq = timeout_s, NATIVE_SEQ
         self._asks: dict[Route, RouteAsks | None] = {}  # of the last route
 
@@ -140,46 +139,32 @@ class NativeAsking:
 
     def asks_of(self, route: Route, hidden_size: int) -> RouteAsks | None:
         """Prepare a route; ``None`` if Python has to ask."""
-        if self._bell < 0 or not route.usable:
+        if self._network is None or not route.usable:
             return None
         if route not in self._asks:
             limits = FrameLimits.of_hidden_size(hidden_size)
             self._asks = {route: plan_asks(route, limits, hidden_size, self._wire)}
         return self._asks[route]
 
-    def begin(
-        self,
-        route: Route,
-        step_id: bytes,
-        layer: int,
-        rows: Tensor,
-        basis: Tensor,
-        promised: PromisedRows | None = None,
-    ) -> "SentBatch | None":
-        """Send a batch to all workers of a layer; ``None`` if Python has to."""
-        if rows.dtype != torch.float32 or (promised is not None and promised.degraded.is_cuda):
+    def begin(self, step: RoutedStep, batch: LayerBatch) -> "SentBatch | None":
+        """Send a batch now; None: it is not plain, or some worker has no channel."""
+        rows, promised = batch.rows, batch.promised
+        if batch.routing is not None or batch.parcels or rows.dtype != torch.float32:
             return None
-        asks = self.asks_of(route, rows.shape[1])
-        if asks is None:
+        if promised is not None and promised.degraded.is_cuda:
             return None
-        ask, seq = asks.by_layer[layer], self._seq
+        asks = self.asks_of(step.route, rows.shape[1])
+        if asks is None or self._network is None:
+            return None
+        ask, seq = asks.by_layer[batch.layer], self._seq
         self._seq += ask.c.num
-        unsettled = _Unsettled(ask, step_id, seq, self.patience_s(len(rows)))
-        return SentBatch(unsettled, rows.contiguous(), basis, self._network, promised)
+        unsettled = _Unsettled(ask, step.step_id, seq, self.patience_s(len(rows)))
+        return SentBatch(unsettled, rows.contiguous(), self._network, promised)
 
-    def apart(
-        self, asks: RouteAsks, step_id: bytes, awake_ns: int, cores: Sequence[int] = ()
-    ) -> ApartArgs:
-        """Describe the exchanges of one step; ``note`` takes them back.
-
-        Args:
-            asks: of its route.
-            step_id: of the step, 16 bytes.
-            awake_ns: the longest wait awake.
-            cores: on which the workers asked stay, one after the other, and so do this side's threads; none:
-                wherever the system puts them.
-        """
+    def apart(self, asks: RouteAsks, step_id: bytes) -> ApartArgs:
+        """Describe the exchanges of one step, whose id has 16 bytes; ``note`` takes them back."""
         low, high = _halves(step_id)
+        assert self._network is not None  # or it had planned nothing
         others, num_others = self._network.channels
         return ApartArgs(
             others=others,
@@ -190,10 +175,7 @@ class NativeAsking:
             seq=self._seq,
             patience_ns=int(self._timeout_s * 1e9),
             patience_rows=ROWS_PER_TIMEOUT,
-            awake_ns=awake_ns,
-            cores=ctypes.addressof(_array_of(tuple(cores))) if cores else None,
-            num_cores=len(cores),
-            bell=self._bell,
+            bell=self._network.bell,
         )
 
     def note(self, apart: ApartArgs) -> None:
@@ -205,11 +187,6 @@ class NativeAsking:
     ) -> "_Unsettled":
         """Take an exchange that failed in a step."""
         return _Unsettled(asks.by_layer[layer], step_id, seq, self._timeout_s, deadline_ns * 1e-9)
-
-
-@cache
-def _array_of(cores: tuple[int, ...]) -> Any:
-    return (ctypes.c_int32 * len(cores))(*cores)
 
 
 class _Unsettled:
@@ -228,12 +205,12 @@ class _Unsettled:
         self.deadline_s = time.monotonic() + patience_s if deadline_s is None else deadline_s
         self._patience_s = patience_s
 
-    async def outcomes(self) -> list[Frame | MoesaicError]:
+    async def outcomes(self) -> Sequence[Outcome]:
         """Wait for each worker's answer, or the error that stands for it.
 
         A link whose answer is missing at the deadline is discarded.
         """
-        found: list[Frame | MoesaicError | None] = [None] * len(self.ask.links)
+        found: list[Outcome | None] = [None] * len(self.ask.links)
         try:
             while True:
                 for at, (link, channel) in enumerate(
@@ -251,8 +228,8 @@ class _Unsettled:
             lib().ask_end(ask=self.ask.c)
         return [each for each in found if each is not None]
 
-    def _outcome(self, at: int, link: Link, channel: Channel) -> Frame | MoesaicError | None:
-        found: Frame | MoesaicError | None = None
+    def _outcome(self, at: int, link: Link, channel: Channel) -> Outcome | None:
+        found: Outcome | None = None
         for message in channel.kept():
             try:
                 frame = Frame.decode(message, self._limits)
@@ -267,7 +244,7 @@ class _Unsettled:
             return PeerLost(link.peer, "the link is closed")
         return found
 
-    def _checked(self, reply: Frame) -> Frame | MoesaicError:
+    def _checked(self, reply: Frame) -> Outcome:
         c = self.ask.c
         for name, is_right in (
             ("request_id", reply.request_id == self.step_id),
@@ -283,7 +260,7 @@ class _Unsettled:
         c = self.ask.c
         return FrameLimits(c.max_rows, c.max_cols, c.max_bytes)
 
-    def _give_up(self, found: list[Frame | MoesaicError | None]) -> None:
+    def _give_up(self, found: list[Outcome | None]) -> None:
         cause = f"no answer within {self._patience_s * 1e3:.0f} ms"
         for at, link in enumerate(self.ask.links):
             if found[at] is None:
@@ -299,33 +276,29 @@ class SentBatch:
         self,
         unsettled: _Unsettled,
         rows: Tensor,
-        basis: Tensor,
-        network: Any,
+        network: NativeNetwork,
         promised: PromisedRows | None = None,
     ) -> None:
-        """Send the rows, float32 ``[T, H]``, contiguous; ``basis`` is encoded."""
+        """Send the rows, float32 ``[T, H]``, contiguous."""
         ask = unsettled.ask
         self._unsettled, self._network, self._under_way = unsettled, network, True
         self._kernels = lib()
         self.out = torch.empty_like(rows)
         node_sum = torch.empty_like(rows) if ask.num_nodes > 1 else None
-        self.loads = torch.empty(ask.c.num_workers, dtype=torch.int64) if len(basis) > 1 else None
-        self._kept = rows, basis, node_sum, promised
+        self._kept = rows, node_sum, promised
         low, high = _halves(unsettled.step_id)
         self._c = AskedArgs(
             id_low=low,
             id_high=high,
             seq=unsettled.seq,
             rows=rows.data_ptr(),
-            basis=basis.data_ptr(),
+            basis=ask.c.basis,
             count=len(rows),
-            basis_rows=len(basis),
-            basis_size=basis.shape[1],
+            basis_rows=1,
+            basis_size=ask.c.basis_size,
             out=self.out.data_ptr(),
             node_sum=None if node_sum is None else node_sum.data_ptr(),
-            loads=None if self.loads is None else self.loads.data_ptr(),
             deadline_ns=int(unsettled.deadline_s * 1e9),
-            awake_ns=AWAKE_NS,
             promises=None if promised is None else ctypes.pointer(promised.c),
             degraded=None if promised is None else promised.counts.data_ptr(),
         )
@@ -347,12 +320,13 @@ class SentBatch:
         self._under_way = not done
         return done
 
-    @property
-    def slowest_s(self) -> float:
-        """Seconds that the slowest worker took to compute, as it says itself; known once ``finish`` is true."""
-        return float(self._c.slowest_ns) * 1e-9
+    async def settle(self) -> Sum | Sequence[Outcome]:
+        """See ``Begun.settle``."""
+        if self.finish():
+            return Sum(self.out, float(self._c.slowest_ns) * 1e-9)
+        return await self.outcomes()
 
-    async def outcomes(self) -> list[Frame | MoesaicError]:
+    async def outcomes(self) -> Sequence[Outcome]:
         """Settle an exchange that ``finish`` has left: each worker's answer, or its error."""
         self._under_way = False
         return await self._unsettled.outcomes()

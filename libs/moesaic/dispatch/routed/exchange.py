@@ -1,0 +1,85 @@
+"""The promise of what sends the rows of a layer to all its workers, and brings what they answer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from moesaic.dispatch.contract import Step
+from moesaic.dispatch.routed.route import Route
+from moesaic.errors import MoesaicError
+from moesaic.experts.wire_rows import to_wire
+from moesaic.kernels.promised import PromisedRows
+from moesaic.messages.wire import WireDtype
+from moesaic.transport.frame import Frame
+
+Outcome = Frame | MoesaicError  # of one worker: its reply, or the error that stands for it
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoutedStep(Step):
+    """A step, and the route that it pins."""
+
+    route: Route = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True, eq=False)
+class LayerBatch:
+    """Rows of one layer of a step.
+
+    Attributes:
+        layer: index of the decoder layer.
+        rows: ``[T, H]``, where they are sent from.
+        wire: the form in which they travel, and sums come back.
+        promised: the promises to them; None: none is.
+        routing: weights float32 ``[T, k]`` and ids int32 ``[T, k]`` of their experts; None: workers gate them.
+        unsummed: the result of each of a row's experts is to come by itself.
+        parcels: rows and sums travel between the memories of devices.
+    """
+
+    layer: int
+    rows: Tensor
+    wire: WireDtype = "own"
+    promised: PromisedRows | None = None
+    routing: tuple[Tensor, Tensor] | None = None
+    unsummed: bool = False
+    parcels: bool = False
+
+    @cached_property
+    def packed(self) -> Tensor:
+        """The rows as they travel."""
+        return to_wire(self.rows, self.wire).contiguous()
+
+
+class Sum(NamedTuple):
+    """The sum of all replies.
+
+    Attributes:
+        rows: float32 ``[T, H]``.
+        slowest_s: seconds that the slowest worker took to compute, as it says itself.
+    """
+
+    rows: Tensor
+    slowest_s: float
+
+
+class Begun(Protocol):
+    """A batch under way."""
+
+    async def settle(self) -> Sum | Sequence[Outcome]:
+        """Wait for the answers; at most once.
+
+        Returns:
+            Their sum, or one outcome for each worker, in the order of ``Route.targets``.
+        """
+        ...
+
+
+class Exchange(Protocol):
+    """Sends batches to all workers of their layer."""
+
+    def begin(self, step: RoutedStep, batch: LayerBatch) -> Begun | None:
+        """Send a batch now, or as soon as it is settled; None: this exchange cannot."""
+        ...
