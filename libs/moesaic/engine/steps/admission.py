@@ -16,8 +16,7 @@ from collections import Counter
 
 from moesaic.engine.sequences.sequence import AnySequence, ScoringSequence, reusable
 from moesaic.engine.steps.planned_step import PlannedStep
-from moesaic.engine.steps.running import Running
-from moesaic.engine.steps.tally import BatcherTally
+from moesaic.engine.steps.running import BatcherTally, Running
 from moesaic.fairness import who_gives_way
 
 

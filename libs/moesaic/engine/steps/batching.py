@@ -30,13 +30,11 @@ from moesaic.engine.steps.light_steps import LightSteps, Party, light_parties
 from moesaic.engine.steps.limits import EngineLimits, check_request
 from moesaic.engine.steps.pace import StepPace
 from moesaic.engine.steps.planned_step import PlannedStep
-from moesaic.engine.steps.queue_room import displaced_by
 from moesaic.engine.steps.row_costs import RowCosts
-from moesaic.engine.steps.running import Running
+from moesaic.engine.steps.running import BatcherTally, Running
 from moesaic.engine.steps.step_sharing import PromptRoom, StepSharing
 from moesaic.engine.steps.sweeps import ROWS_ALONE, Slice, Sweeps
-from moesaic.engine.steps.tally import BatcherTally
-from moesaic.engine.steps.waiting import WaitingQueue
+from moesaic.engine.steps.waiting import WaitingQueue, displaced_by
 from moesaic.fairness import Shares
 from moesaic.prefix.block_hashes import BLOCK_SIZE, BlockHasher
 from moesaic.prefix.flops import ModelFlops

@@ -3,13 +3,29 @@
 from bisect import insort
 from collections import Counter
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from moesaic.engine.sequences.blocks import BlockPool
 from moesaic.engine.sequences.sequence import AnySequence, GenerationSequence, rank
 from moesaic.engine.steps.light_steps import Party
 from moesaic.engine.steps.planned_step import PlannedStep
-from moesaic.engine.steps.tally import BatcherTally
 from moesaic.engine.steps.waiting import WaitingQueue
+
+
+@dataclass
+class BatcherTally:
+    """Counts of events since they were last taken."""
+
+    preemptions: int = 0
+    prefix_queries_tokens: int = 0  # tokens of requests when they first ran
+    prefix_hits_tokens: int = 0  # those of them whose KV was there
+    displaced: int = 0  # requests that had to leave the queue
+
+    def take(self) -> "BatcherTally":
+        """Return the counts so far, and begin again at zero."""
+        taken = BatcherTally(**vars(self))
+        vars(self).update(vars(BatcherTally()))
+        return taken
 
 
 class Running:
