@@ -35,11 +35,6 @@ class LayerRung:
     lost: Tensor | None = None
     homes: Tensor | None = None
 
-    @property
-    def num_logical(self) -> int:
-        """Number of experts that choices may name, united ones included."""
-        return self.num_experts + self.rung.num_united(self.num_experts)
-
     @cached_property
     def layer(self) -> split.Layer:
         """The same for the reference."""

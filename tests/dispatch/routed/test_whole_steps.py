@@ -1,0 +1,142 @@
+"""Steps in one call with experts elsewhere, whole and in two parts: the logits of a process that has all experts."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from moesaic.dispatch.local import LocalDispatcher
+from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
+from moesaic.dispatch.routed.whole_steps import RoutedSteps
+from moesaic.engine.sequences.sequence import Chunk
+from moesaic.engine.step_parts import split_evenly
+from moesaic.engine.thread import EngineThread, engine_thread
+from moesaic.experts.host import ExpertHost
+from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.models.configuration.config import load_config
+from moesaic.models.layers.decoder import Decoder
+from moesaic.models.layers.gate import load_gates
+from moesaic.models.layers.step_batch import StepBatch
+from moesaic.models.weights.checkpoint import Checkpoint
+from moesaic.native.library import library
+from moesaic.transport.frame import FrameLimits
+from moesaic.transport.ucx.network import UcxNetwork
+from tests.dispatch.conftest import CPU, FP32, NUM_EXPERTS, TIMEOUT_S
+
+pytestmark = pytest.mark.skipif(library() is None, reason="no C compiler")
+
+SLOTS = [[0, 1, 2, 3, 4, 5], [6, 2, 7, 3, 4, 5]]
+NUM_BLOCKS, BLOCK_SIZE = 8, 16
+
+
+class Apart:
+    """An attention worker and two expert workers, each on a thread of its own."""
+
+    def __init__(self, directory: Any, stack: AsyncExitStack) -> None:
+        self.config, self.checkpoint = load_config(directory), Checkpoint(directory)
+        self.decoder = Decoder.load(self.checkpoint, self.config, FP32, CPU)
+        self._stack = stack
+
+    async def open(self) -> None:
+        """Link them, with a placement in force."""
+        workers, hosts = [], []
+        for n in range(len(SLOTS)):
+            host = ExpertHost(self.checkpoint, self.config, f"expert-{n}", NUM_EXPERTS, FP32, CPU)
+            thread, network = await self._network(f"expert-{n}")
+            address = await thread.run(network.listen("127.0.0.1", 0, host.answer))
+            workers.append(
+                PlacedWorker(
+                    worker_id=f"expert-{n}", generation=1, admin_address="", data_address=address
+                )
+            )
+            hosts.append(host)
+        layers = list(self.config.moe_layers)
+        slots = [[list(each) for each in SLOTS] for _ in layers]
+        placement = Placement(
+            epoch=1,
+            model_digest=self.config.digest,
+            num_experts=NUM_EXPERTS,
+            workers=workers,
+            layers=layers,
+            slots=slots,
+        )
+        for host in hosts:
+            host.prepare(placement)
+        for host in hosts:
+            host.epochs.commit(1)
+        self.thread, network = await self._network("attention-0")
+        gates = load_gates(self.checkpoint, self.config, FP32, CPU)
+        self.routed = await self.thread.build(RoutedDispatcher, network, gates, TIMEOUT_S)
+        self.thread.call(self.routed.set_placement, placement)
+        await self.thread.run(self.routed.reachable())
+
+    async def _network(self, name: str) -> tuple[EngineThread, UcxNetwork]:
+        thread = await self._stack.enter_async_context(engine_thread(CPU, name))
+        limits = FrameLimits.of_hidden_size(self.config.hidden_size)
+        network = await thread.build(UcxNetwork, name, "expert", b"secret", limits, "ring")
+        self._stack.push_async_callback(lambda: thread.run(network.close()))
+        return thread, network
+
+    async def logits(self, chunks: list[Chunk], num_parts: int) -> Tensor:
+        """The logits of a step in parts; no layer of it may be left to Python."""
+        whole = self.decoder.whole_steps(self.decoder.new_kv_cache(NUM_BLOCKS, BLOCK_SIZE))
+        assert whole is not None
+        steps = RoutedSteps(self.routed, whole, self.config.hidden_size)
+        batches = [batch_of(part) for part in split_evenly(chunks, num_parts)]
+
+        async def compute() -> Tensor:
+            step = self.routed.begin_step()
+            logits = await steps.forward(step, batches)
+            self.routed.end_step(step)
+            assert logits is not None
+            return logits
+
+        return await self.thread.run(compute())
+
+    async def reference(self, chunks: list[Chunk]) -> Tensor:
+        """The same, by a process with all experts."""
+        local = LocalDispatcher(self.checkpoint, self.config, FP32, CPU)
+        step = local.begin_step()
+        cache = self.decoder.new_kv_cache(NUM_BLOCKS, BLOCK_SIZE)
+        return await self.decoder.forward(
+            batch_of(chunks), cache, lambda layer, rows: local.dispatch(step, layer, rows)
+        )
+
+
+def batch_of(chunks: list[Chunk]) -> StepBatch:
+    return StepBatch(
+        token_ids=[token for chunk in chunks for token in chunk.token_ids],
+        positions=[chunk.start + i for chunk in chunks for i in range(len(chunk.token_ids))],
+        sequence_rows=[len(chunk.token_ids) for chunk in chunks],
+        block_tables=[chunk.block_table for chunk in chunks],
+        wanted=[chunk.wanted for chunk in chunks],
+    )
+
+
+@pytest.fixture
+async def apart(tiny_model: Any) -> AsyncIterator[Apart]:
+    async with AsyncExitStack() as stack:
+        opened = Apart(tiny_model.directory, stack)
+        await opened.open()
+        yield opened
+
+
+@pytest.mark.parametrize("num_parts", [1, 2])
+async def test_logits_are_those_of_one_process(apart: Apart, num_parts: int) -> None:
+    owner: Any = None
+    generator = torch.Generator().manual_seed(3)
+
+    def chunk(num: int, block: int, wanted: int) -> Chunk:
+        tokens = torch.randint(1, 160, (num,), generator=generator).tolist()
+        return Chunk(owner, tokens, 0, [block, block + 1], wanted=wanted)
+
+    chunks = [chunk(3, 0, 1), chunk(21, 2, 21), chunk(1, 4, 1)]  # the second is cut
+
+    with torch.inference_mode():
+        logits = await apart.logits(chunks, num_parts)
+        expected = await apart.reference(chunks)
+
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
