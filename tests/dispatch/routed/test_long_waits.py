@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from moesaic.dispatch.routed.asking import AskedBatch, RoutedStep
 from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
-from moesaic.dispatch.routed.exchange import LayerBatch, RoutedStep
-from moesaic.dispatch.routed.native import NativeExchange, SentBatch
+from moesaic.dispatch.routed.native import NativeAsking, SentBatch
 from moesaic.dispatch.routed.route import plan_route
 from moesaic.engine.thread import EngineThread, engine_thread
 from moesaic.errors import MoesaicError, StaleEpoch
@@ -86,7 +86,7 @@ async def asked(network: UcxNetwork, addresses: dict[str, str]) -> tuple[SentBat
     route = plan_route(placement, dict(enumerate(links)))
     assert route is not None
     step = RoutedStep(bytes(16), 1, route=route)
-    sent = NativeExchange(network, TIMEOUT_S, "own").begin(step, LayerBatch(0, torch.zeros(3, 64)))
+    sent = NativeAsking(network, TIMEOUT_S, "own").begin(step, AskedBatch(0, torch.zeros(3, 64)))
     assert sent is not None
     return sent, links
 

@@ -1,5 +1,6 @@
 """Steps in one call with experts elsewhere, whole and in two parts: the logits of a process that has all experts."""
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
-from moesaic.dispatch.routed.whole_steps import RoutedSteps
+from moesaic.dispatch.routed.whole_steps import TWO_PARTS_ROWS, RoutedSteps
 from moesaic.engine.sequences.sequence import Chunk
 from moesaic.engine.step_parts import split_evenly
 from moesaic.engine.thread import EngineThread, engine_thread
@@ -40,8 +41,8 @@ class Apart:
         self.decoder = Decoder.load(self.checkpoint, self.config, FP32, CPU)
         self._stack = stack
 
-    async def open(self) -> None:
-        """Link them, with a placement in force."""
+    async def open(self, node: str = "here") -> None:
+        """Link them, with a placement in force; the attention worker is on ``node``."""
         workers, hosts = [], []
         for n in range(len(SLOTS)):
             host = ExpertHost(self.checkpoint, self.config, f"expert-{n}", NUM_EXPERTS, FP32, CPU)
@@ -49,7 +50,11 @@ class Apart:
             address = await thread.run(network.listen("127.0.0.1", 0, host.answer))
             workers.append(
                 PlacedWorker(
-                    worker_id=f"expert-{n}", generation=1, admin_address="", data_address=address
+                    worker_id=f"expert-{n}",
+                    generation=1,
+                    admin_address="",
+                    data_address=address,
+                    node="here",
                 )
             )
             hosts.append(host)
@@ -69,7 +74,9 @@ class Apart:
             host.epochs.commit(1)
         self.thread, network = await self._network("attention-0")
         gates = load_gates(self.checkpoint, self.config, FP32, CPU)
-        self.routed = await self.thread.build(RoutedDispatcher, network, gates, TIMEOUT_S)
+        self.routed = await self.thread.build(
+            RoutedDispatcher, network, gates, TIMEOUT_S, node=node
+        )
         self.thread.call(self.routed.set_placement, placement)
         await self.thread.run(self.routed.reachable())
 
@@ -140,3 +147,33 @@ async def test_logits_are_those_of_one_process(apart: Apart, num_parts: int) -> 
         expected = await apart.reference(chunks)
 
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("node", "cores", "few", "many"),
+    [
+        ("here", 2, 1, 1),  # both sides take turns on the same cores
+        ("here", 3, 1, 2),
+        ("elsewhere", 2, 1, 2),
+    ],
+)
+async def test_steps_of_many_rows_have_two_parts_where_experts_have_other_cores(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch, node: str, cores: int, few: int, many: int
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+    async with AsyncExitStack() as stack:
+        apart = Apart(tiny_model.directory, stack)
+        await apart.open(node)
+        whole = apart.decoder.whole_steps(apart.decoder.new_kv_cache(1, BLOCK_SIZE))
+        assert whole is not None
+
+        steps = RoutedSteps(apart.routed, whole, apart.config.hidden_size)
+
+        async def parts() -> list[int]:
+            step = apart.routed.begin_step()
+            found = [steps.num_parts(step, rows) for rows in (TWO_PARTS_ROWS - 1, TWO_PARTS_ROWS)]
+            apart.routed.end_step(step)
+            return found
+
+        assert await apart.thread.run(parts()) == [few, many]

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from moesaic.dispatch.routed.exchange import LayerBatch, Outcome, RoutedStep
+from moesaic.dispatch.routed.asking import AskedBatch, Outcome, RoutedStep
 from moesaic.experts.frames import layer_request
 from moesaic.transport.contract import Link, Network
 from moesaic.transport.frame import Frame
@@ -23,16 +23,16 @@ class _Calls:
         return await self.network.exchange(self.calls, self.patience_s)
 
 
-class PythonExchange:
-    """An ``Exchange`` that takes every batch."""
+class PythonAsking:
+    """An ``Asking`` that takes every batch."""
 
     def __init__(self, network: Network, patience_s: Callable[[int], float]) -> None:
         """Wait as long for replies as ``patience_s`` says, given the number of rows."""
         self._network, self._patience_s = network, patience_s
         self._seq = itertools.count(1)
 
-    def begin(self, step: RoutedStep, batch: LayerBatch) -> _Calls:
-        """See ``Exchange.begin``."""
+    def begin(self, step: RoutedStep, batch: AskedBatch) -> _Calls:
+        """See ``Asking.begin``."""
         route = step.route
         tensors = [batch.packed, route.basis_of(batch.layer), *(batch.routing or ())]
         calls = [

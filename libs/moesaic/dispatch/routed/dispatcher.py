@@ -26,10 +26,10 @@ from torch import Tensor
 
 from moesaic.costs import CostBook
 from moesaic.dispatch.contract import Step
-from moesaic.dispatch.routed.by_python import PythonExchange
+from moesaic.dispatch.routed.asking import AskedBatch, Begun, Outcome, RoutedStep, Sum
+from moesaic.dispatch.routed.by_python import PythonAsking
 from moesaic.dispatch.routed.carrier import RowCarrier
-from moesaic.dispatch.routed.exchange import Begun, LayerBatch, Outcome, RoutedStep, Sum
-from moesaic.dispatch.routed.native import NativeExchange
+from moesaic.dispatch.routed.native import NativeAsking
 from moesaic.dispatch.routed.notes import DispatchNotes
 from moesaic.dispatch.routed.route import Route
 from moesaic.dispatch.routed.routes import Routes
@@ -82,11 +82,11 @@ class RoutedDispatcher:
         """
         self._network, self._gates, self._rung_of = network, gates, rung_of
         self._deterministic, self._wire = deterministic, wire
-        self.native = NativeExchange(network, timeout_s, wire)
-        self._python = PythonExchange(network, self.native.patience_s)
+        self.native = NativeAsking(network, timeout_s, wire)
+        self._python = PythonAsking(network, self.native.patience_s)
         self._routes = Routes(network, scheduling, stands_in=not deterministic)
         self._carrier: RowCarrier | None = None
-        self._notes, self.waits = DispatchNotes(), RouteTally(node)
+        self._notes, self.waits, self._node = DispatchNotes(), RouteTally(node), node
 
     @property
     def costs(self) -> CostBook:
@@ -149,6 +149,10 @@ class RoutedDispatcher:
     async def reachable(self) -> None:
         """See ``Dispatcher.reachable``."""
         await self._routes.reachable()
+
+    def has_workers_beside(self, route: Route) -> bool:
+        """True if some workers of a route are on this side's node."""
+        return any(route.placement.workers[idx].node == self._node for idx in route.live)
 
     async def link_peers(self, after_s: float) -> None:
         """Let handshakes that are under way go on, for a part of the time ``after_s`` since the last such pause.
@@ -213,15 +217,15 @@ class RoutedDispatcher:
     ) -> Awaitable[Tensor]:
         parcels = step.route.takes_from(hidden_states.device, layer)
         rows = hidden_states if parcels else hidden_states.cpu()
-        batch = LayerBatch(layer, rows, self._wire, promised, parcels=parcels)
+        batch = AskedBatch(layer, rows, self._wire, promised, parcels=parcels)
         return self._end(step, batch, self._begin(step, batch), hidden_states)
 
-    def _begin(self, step: RoutedStep, batch: LayerBatch) -> Begun:
+    def _begin(self, step: RoutedStep, batch: AskedBatch) -> Begun:
         """Send a batch: in C if that is possible, else in Python."""
         return self.native.begin(step, batch) or self._python.begin(step, batch)
 
     async def _end(
-        self, step: RoutedStep, batch: LayerBatch, begun: Begun, hidden_states: Tensor
+        self, step: RoutedStep, batch: AskedBatch, begun: Begun, hidden_states: Tensor
     ) -> Tensor:
         """The sum of a batch that has begun, where its rows ``hidden_states`` were."""
         started = time.perf_counter()
@@ -230,7 +234,7 @@ class RoutedDispatcher:
         return found.rows.to(hidden_states.device, hidden_states.dtype)
 
     async def _settle(
-        self, step: RoutedStep, batch: LayerBatch, begun: Begun, hidden_states: Tensor
+        self, step: RoutedStep, batch: AskedBatch, begun: Begun, hidden_states: Tensor
     ) -> Sum:
         """Wait for the sum of a batch, and ask again if the workers decided differently."""
         found = await begun.settle()
@@ -248,7 +252,7 @@ class RoutedDispatcher:
         return Sum(total, max(reply.took_ns for reply in replies) * 1e-9)
 
     async def _overrule(
-        self, step: RoutedStep, batch: LayerBatch, replies: Sequence[Frame], hidden_states: Tensor
+        self, step: RoutedStep, batch: AskedBatch, replies: Sequence[Frame], hidden_states: Tensor
     ) -> list[Frame]:
         """Ask again with this side's own routing of the rows, as the workers have seen them."""
         digests = [decision_of(reply) for reply in replies]
@@ -276,16 +280,16 @@ class RoutedDispatcher:
         at_once, sums = rows_at_once(topk_ids.shape[1]), []
         for start in range(0, len(topk_ids), at_once):
             rows, weights, ids = (tensor[start : start + at_once] for tensor in whole)
-            batch = LayerBatch(layer, rows, routing=(weights, ids), unsummed=True)
+            batch = AskedBatch(layer, rows, routing=(weights, ids), unsummed=True)
             sums.append(add_up_choices(layer, await self._ask(step, batch), weights, ids))
         return torch.cat(sums)
 
-    async def _ask(self, step: RoutedStep, batch: LayerBatch) -> list[Frame]:
+    async def _ask(self, step: RoutedStep, batch: AskedBatch) -> list[Frame]:
         """Ask in Python; the replies in the order of ``Route.targets``."""
         return self._read(step, batch, await self._python.begin(step, batch).settle())
 
     def _read(
-        self, step: RoutedStep, batch: LayerBatch, outcomes: Sequence[Outcome]
+        self, step: RoutedStep, batch: AskedBatch, outcomes: Sequence[Outcome]
     ) -> list[Frame]:
         """Check the outcomes of an exchange, in the order of ``Route.targets``."""
         layer, route = batch.layer, step.route

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moesaic.dispatch.routed.exchange import LayerBatch, Outcome, RoutedStep, Sum
+from moesaic.dispatch.routed.asking import AskedBatch, Outcome, RoutedStep, Sum
 from moesaic.dispatch.routed.route import Route
 from moesaic.dispatch.routed.sum_order import by_node
 from moesaic.errors import DeadlineExceeded, FrameError, PeerLost
@@ -117,8 +117,8 @@ def _plan_layer(
     )
 
 
-class NativeExchange:
-    """An ``Exchange`` of plain batches, as far as the network can do without Python."""
+class NativeAsking:
+    """An ``Asking`` of plain batches, as far as the network can do without Python."""
 
     def __init__(self, network: Network, timeout_s: float, wire: WireDtype) -> None:
         """Wait ``timeout_s`` for the replies to a batch of up to ``ROWS_PER_TIMEOUT`` rows.
@@ -146,7 +146,7 @@ class NativeExchange:
             self._asks = {route: plan_asks(route, limits, hidden_size, self._wire)}
         return self._asks[route]
 
-    def begin(self, step: RoutedStep, batch: LayerBatch) -> "SentBatch | None":
+    def begin(self, step: RoutedStep, batch: AskedBatch) -> "SentBatch | None":
         """Send a batch now; None: it is not plain, or some worker has no channel."""
         rows, promised = batch.rows, batch.promised
         if batch.routing is not None or batch.parcels or rows.dtype != torch.float32:

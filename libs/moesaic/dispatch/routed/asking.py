@@ -26,7 +26,7 @@ class RoutedStep(Step):
 
 
 @dataclass(frozen=True, eq=False)
-class LayerBatch:
+class AskedBatch:
     """Rows of one layer of a step.
 
     Attributes:
@@ -77,9 +77,9 @@ class Begun(Protocol):
         ...
 
 
-class Exchange(Protocol):
+class Asking(Protocol):
     """Sends batches to all workers of their layer."""
 
-    def begin(self, step: RoutedStep, batch: LayerBatch) -> Begun | None:
-        """Send a batch now, or as soon as it is settled; None: this exchange cannot."""
+    def begin(self, step: RoutedStep, batch: AskedBatch) -> Begun | None:
+        """Send a batch now, or as soon as it is settled; None: it cannot."""
         ...
