@@ -169,7 +169,7 @@ class Halves:
     def layers_done(self) -> int:
         return 0
 
-    def num_parts(self, step: Step, num_rows: int) -> int:
+    def num_parts(self, num_rows: int) -> int:
         return min(2, num_rows)
 
     async def forward(self, step: Step, batches: Sequence[StepBatch]) -> Tensor | None:

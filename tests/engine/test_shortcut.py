@@ -33,7 +33,7 @@ class Picky:
     def layers_done(self) -> int:
         return self._whole.layers_done
 
-    def num_parts(self, step: Step, num_rows: int) -> int:
+    def num_parts(self, num_rows: int) -> int:
         return 1
 
     async def forward(self, step: Step, batches: Sequence[StepBatch]) -> Tensor | None:

@@ -71,7 +71,7 @@ class StepComputer:
         logits: Tensor | None = None
         if self._shortcut is not None and self.tracer is None:
             num_rows = sum(len(chunk.token_ids) for chunk in planned.chunks)
-            parts = split_evenly(planned.chunks, self._shortcut.num_parts(step, num_rows))
+            parts = split_evenly(planned.chunks, self._shortcut.num_parts(num_rows))
             batches = [self._to_batch(step, part) for part in parts]
             logits = await self._shortcut.forward(step, batches)
         if logits is None:  # what rows were promised so far counts for nothing

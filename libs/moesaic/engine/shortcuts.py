@@ -18,7 +18,7 @@ class Shortcut(Protocol):
         """Number of layers that it has computed so far, as any thread may ask."""
         ...
 
-    def num_parts(self, step: Step, num_rows: int) -> int:
+    def num_parts(self, num_rows: int) -> int:
         """Number of parts, ``num_rows`` at most, into which a step of so many rows is to be cut."""
         ...
 
@@ -58,7 +58,7 @@ class StepsInOneCall(Protocol):
 class _OnePart:
     """Steps that are not cut."""
 
-    def num_parts(self, step: Step, num_rows: int) -> int:
+    def num_parts(self, num_rows: int) -> int:
         """See ``Shortcut.num_parts``."""
         return 1
 

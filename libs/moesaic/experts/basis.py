@@ -54,11 +54,6 @@ class AssignmentBasis:
         return cls(_SCHEDULINGS[code], tuple(live), tuple(load))
 
 
-def loads_in(encoded: Tensor) -> Tensor | None:
-    """The loads int64 ``[n]`` of the live workers in an encoded basis; ``None`` if it has none."""
-    return encoded[1, 1:] if len(encoded) > 1 else None
-
-
 def _malformed(expected: str) -> InvalidInput:
     return InvalidInput("frame.tensors[1]", f"must {expected}")
 

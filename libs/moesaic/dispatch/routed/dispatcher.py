@@ -86,7 +86,7 @@ class RoutedDispatcher:
         self._python = PythonAsking(network, self.native.patience_s)
         self._routes = Routes(network, scheduling, stands_in=not deterministic)
         self._carrier: RowCarrier | None = None
-        self._notes, self.waits, self._node = DispatchNotes(), RouteTally(node), node
+        self._notes, self.waits = DispatchNotes(), RouteTally(node)
 
     @property
     def costs(self) -> CostBook:
@@ -149,10 +149,6 @@ class RoutedDispatcher:
     async def reachable(self) -> None:
         """See ``Dispatcher.reachable``."""
         await self._routes.reachable()
-
-    def has_workers_beside(self, route: Route) -> bool:
-        """True if some workers of a route are on this side's node."""
-        return any(route.placement.workers[idx].node == self._node for idx in route.live)
 
     async def link_peers(self, after_s: float) -> None:
         """Let handshakes that are under way go on, for a part of the time ``after_s`` since the last such pause.

@@ -1,12 +1,10 @@
 """Steps that are one call each, with experts in other processes."""
 
 import ctypes
-import os
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
 
-import torch
 from prometheus_client import Counter
 from torch import Tensor
 
@@ -40,8 +38,9 @@ PARTS_S = Counter(
 )
 MOST_LEFT_OUT = 64  # steps
 FLOAT_BYTES = 4  # rows that pass C functions are float32
-# Each part reads its experts' weights anew: of fewer rows that takes longer than the overlap saves.
-TWO_PARTS_ROWS = 64
+# Each part reads its experts' weights anew: of fewer rows that takes longer than the overlap saves, 1.5 times at 8
+# rows and 1.2 at 32; two parts take as long at 128 and 0.77 at 512 (docs/measured/apart.md).
+TWO_PARTS_ROWS = 128
 
 
 class RoutedSteps:
@@ -50,9 +49,6 @@ class RoutedSteps:
     def __init__(self, dispatcher: RoutedDispatcher, whole: WholeSteps, hidden_size: int) -> None:
         """Compute by ``whole`` on the routes of ``dispatcher``."""
         self._dispatcher, self._whole, self._hidden_size = dispatcher, whole, hidden_size
-        # Where both sides take turns on the same cores nothing overlaps: two parts took 1.3 to 1.5 times as
-        # long there (docs/measured/apart.md).
-        self._leaves_cores = torch.get_num_threads() < len(os.sched_getaffinity(0))
         self._took_s = 0.0  # the last step
         self._failures = self._left_out = 0  # in a row; steps for Python before the next try
 
@@ -61,11 +57,9 @@ class RoutedSteps:
         """Number of layers computed so far, of all parts; grows while a step runs."""
         return self._whole.layers_done
 
-    def num_parts(self, step: Step, num_rows: int) -> int:
-        """See ``Shortcut.num_parts``: two where attention of one overlaps experts of the other."""
-        assert isinstance(step, RoutedStep)
-        alone = self._leaves_cores or not self._dispatcher.has_workers_beside(step.route)
-        return 2 if alone and num_rows >= TWO_PARTS_ROWS else 1
+    def num_parts(self, num_rows: int) -> int:
+        """See ``Shortcut.num_parts``: of two, attention of one overlaps experts of the other."""
+        return 2 if num_rows >= TWO_PARTS_ROWS else 1
 
     async def forward(self, step: Step, batches: Sequence[StepBatch]) -> Tensor | None:
         """Compute the parts of a step side by side.
