@@ -1,7 +1,5 @@
 """Every family gives the same tokens in float32, with experts in one process and in two or three others."""
 
-import contextlib
-import os
 import shutil
 from pathlib import Path
 
@@ -24,7 +22,7 @@ TOPOLOGIES = (
     ("--topology", "edge", "--agents", "2"),
 )
 VOCAB_SIZE = 4096  # of the demo model's tokenizer
-PROMPTS = (1, 5, 40)  # tokens
+PROMPTS = (1, 5, 40, 140)  # tokens; the last one's step has two parts
 TOKENS = 32
 WITHOUT_PYTHON = "moesaic_expert_answers_without_python_total"
 
@@ -76,25 +74,12 @@ def answered_without_python(suite: Suite) -> float:
     return sum(suite.metric(name, WITHOUT_PYTHON) for name in experts)
 
 
-def num_kept(pid: int, cores: set[int]) -> int:
-    """Count the threads of a process that may not use all cores, without those that only help with native
-    computations."""
-    kept = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        # A thread may end meanwhile.
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if (task / "comm").read_text().strip() != "moesaic-helper":
-                kept += os.sched_getaffinity(int(task.name)) != cores
-    return kept
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.slow
 @pytest.mark.parametrize("experts", [2, 3])
 def test_tokens_of_a_family_do_not_depend_on_where_experts_are(
     family: str, model: Path, experts: int, tmp_path: Path
 ) -> None:
-    cores = os.sched_getaffinity(0)
     flags = ("--model", str(model), "--served-model-name", "tiny")
     with running(made(tmp_path / "local"), *flags, "--topology", "local") as suite:
         reference = answers(suite)
@@ -103,13 +88,6 @@ def test_tokens_of_a_family_do_not_depend_on_where_experts_are(
     with running(made(tmp_path / "apart"), *flags, "--experts", str(experts)) as suite:
         found = answers(suite)
         eventually(lambda: answered_without_python(suite) > 0)  # counted now and then
-        # Steps may keep threads on a core: of the attention worker only while they last, of an expert worker
-        # the one that answers in C.
-        for process in suite.state()["processes"]:
-            if process["role"] in ("attention", "expert"):
-                eventually(
-                    lambda p=process: num_kept(p["pid"], cores) <= (p["role"] == "expert")  # type: ignore[misc]
-                )
 
     for (ids, logprobs), (right_ids, right_logprobs) in zip(found, reference, strict=True):
         assert ids == right_ids
