@@ -91,14 +91,12 @@ def _measure(suites: Mapping[str, RunningSuite], rows: int, rounds: int) -> dict
     before = {}
     seconds: dict[str, list[float]] = {side: [] for side in suites}
     for number in range(-1, rounds):
-        if (
-            not number
-        ):  # the round before has warmed up, and has tried the ways to compute such steps
+        if not number:  # the round before has warmed up
             time.sleep(SETTLE_S)
             before = {side: _metrics_of(suite) for side, suite in suites.items()}
         for side, suite in suites.items():
             generator = torch.Generator().manual_seed(number)
-            step_s = _step_s(suite, rows, generator, TOKENS if number >= 0 else 2 * TOKENS)
+            step_s = _step_s(suite, rows, generator, TOKENS)
             if number >= 0:
                 seconds[side].append(step_s)
     time.sleep(SETTLE_S)
