@@ -18,13 +18,12 @@ def test_nothing_is_degraded_unless_told() -> None:
     ("fields", "field", "fix"),
     [
         ({"mode": "on"}, "mode", "must be one of off, manual, paper, auto, got 'on'"),
-        ({"rule": "rows"}, "rule", "must be one of tokens, error, instances, got 'rows'"),
+        ({"rule": "rows"}, "rule", "must be one of tokens, instances, got 'rows'"),
         ({"prefill_threshold": 1.1}, "prefill_threshold", "must be in 0..1, got 1.1"),
         ({"decode_threshold": float("nan")}, "decode_threshold", "must be in 0..1, got nan"),
         ({"slo_ttft_s": 0}, "slo_ttft_s", "must be in 0.001..3600, got 0"),
         ({"shrink": 1.0}, "shrink", "must be in 0.01..0.99, got 1"),
         ({"way": 3}, "way", "must be 0 for none, or 2, 4, 8 and so on, got 3"),
-        ({"rule": "error"}, "rule", "error goes by united experts: set a way, as 2, 4 or 8"),
         ({"way": 1}, "way", "must be 0 for none, or 2, 4, 8 and so on, got 1"),
         (
             {"mode": "manual", "decode_threshold": 0.2, "min_decode_threshold": 0.5},

@@ -42,8 +42,8 @@ async def test_a_way_adds_united_experts_and_another_replaces_them(suite: Any) -
         first = await b.until_epoch(1)
         await set_policy(stub, way=2)
         pairs = await until_rung(suite, PAIRS)
-        await set_policy(stub, way=4, rule="error")
-        fours = await until_rung(suite, Rung(way=4, instead="united", rule="error"))
+        await set_policy(stub, way=4, rule="instances")
+        fours = await until_rung(suite, Rung(way=4, instead="united", rule="instances"))
         await set_policy(stub, way=0, rule="tokens")
         none = await until_rung(suite, Rung(instead="fewer"))
 

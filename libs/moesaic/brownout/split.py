@@ -70,15 +70,12 @@ class Layer:
     Attributes:
         num_experts: its own, without united ones.
         rung: how it is degraded.
-        prices: uint16 ``[num_experts]``, 1 or more: what it costs to degrade one choice of an expert;
-            None: 1 each.
         lost: bool ``[num_experts]``: experts that nobody can serve now; None: there are none.
         homes: int32 ``[num_experts]``, 0 or more: the instance that has each expert; None: all are in one place.
     """
 
     num_experts: int
     rung: Rung
-    prices: NDArray[np.uint16] | None = None
     lost: NDArray[np.bool_] | None = None
     homes: NDArray[np.int32] | None = None
 
@@ -128,16 +125,14 @@ def staying(
 ) -> NDArray[np.bool_]:
     """Find the experts that rows were promised, bool ``[num_experts]``."""
     num_experts = layer.num_experts
-    prices = np.ones(num_experts, np.int64) if layer.prices is None else layer.prices.astype(int)
     stay = np.zeros(num_experts, dtype=bool)
     phase_of_row = np.array([level.phase for level in levels])[level_of_row]
     for phase in set(phase_of_row.tolist()):
         counts = np.bincount(topk_ids[phase_of_row == phase].ravel(), minlength=num_experts)
-        worth = counts * prices
-        in_order = np.argsort(-worth, kind="stable")
+        in_order = np.argsort(-counts, kind="stable")
         if layer.homes is not None:
-            in_order = _by_instances(in_order[worth[in_order] > 0], layer.homes)
-        reached, total = np.cumsum(worth[in_order]), int(worth.sum())
+            in_order = _by_instances(in_order[counts[in_order] > 0], layer.homes)
+        reached, total = np.cumsum(counts[in_order]), int(counts.sum())
         for index, level in enumerate(levels):
             if level.phase != phase:
                 continue

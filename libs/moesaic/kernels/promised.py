@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from moesaic.brownout import split
@@ -23,7 +24,6 @@ class LayerRung:
     Attributes:
         num_experts: of the layer, without united ones.
         rung: the way to degrade.
-        prices: int32 ``[num_experts]`` in 1..65535, on the CPU; None: 1 each.
         lost: bool ``[num_experts]``, on the CPU; None: none is.
         homes: int32 ``[num_experts]``, each in ``0..num_experts-1``, on the CPU: the instance that has each
             expert; None: all are in one place.
@@ -31,7 +31,6 @@ class LayerRung:
 
     num_experts: int
     rung: Rung = field(default_factory=Rung)
-    prices: Tensor | None = None
     lost: Tensor | None = None
     homes: Tensor | None = None
 
@@ -41,7 +40,6 @@ class LayerRung:
         return split.Layer(
             self.num_experts,
             self.rung,
-            None if self.prices is None else self.prices.numpy().astype(np.uint16),
             None if self.lost is None else self.lost.numpy(),
             None if self.homes is None else self.homes.numpy(),
         )
@@ -49,20 +47,18 @@ class LayerRung:
     @cached_property
     def c(self) -> RungArgs:
         """The same as C functions take it; it points into this object's memory."""
-        prices, lost = self._numbers
+        lost = self._lost
         return RungArgs(
             num_experts=self.num_experts,
             way=self.rung.way,
-            prices=None if prices is None else prices.ctypes.data,
             lost=None if lost is None else lost.ctypes.data,
             homes=None if self.homes is None else self.homes.data_ptr(),
             instead=get_args(Instead).index(self.rung.instead),
         )
 
     @cached_property
-    def _numbers(self) -> tuple[Any, Any]:
-        layer = self.layer
-        return layer.prices, None if layer.lost is None else layer.lost.astype(np.uint8)
+    def _lost(self) -> NDArray[np.uint8] | None:
+        return None if self.lost is None else self.lost.numpy().astype(np.uint8)
 
 
 class PromisedRows:

@@ -87,8 +87,6 @@ class BrownoutPolicy(msgspec.Struct, frozen=True, kw_only=True, tag="brownout-po
             if getattr(self, field) not in values:
                 known = ", ".join(values)
                 raise InvalidInput(field, f"must be one of {known}, got {getattr(self, field)!r}")
-        if self.rule == "error" and not self.way:
-            raise InvalidInput("rule", "error goes by united experts: set a way, as 2, 4 or 8")
         if self.mode == "manual":
             for phase in ("prefill", "decode"):
                 least = getattr(self, f"min_{phase}_threshold")

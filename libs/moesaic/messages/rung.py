@@ -8,9 +8,8 @@ Instead = Literal["united", "fewer", "nothing"]
 """What serves a degraded choice: its group's united expert; the row's other experts, with weights that
 have the same sum; or nobody (the paper's full brownout)."""
 
-Rule = Literal["tokens", "error", "instances"]
-"""Experts stay by how many rows chose them; by that times the measured error of their united expert; or so that
-no worker has many more of them to compute than another."""
+Rule = Literal["tokens", "instances"]
+"""Experts stay by how many rows chose them; or so that no worker has many more of them to compute than another."""
 
 MOST_WAY = 64
 

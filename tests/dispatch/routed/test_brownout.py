@@ -44,11 +44,10 @@ async def in_one_process(c: Any, rows: Tensor, layer: int, promised: PromisedRow
 
 
 @pytest.mark.parametrize("slots", [EVERYTHING, HALVES, REPLICAS])
-@pytest.mark.parametrize("rung", [PAIRS, Rung(way=2, instead="united", rule="error")])
 async def test_sums_and_counts_are_those_of_one_process(
-    cluster: Any, tiny_model: Any, slots: list[list[int]], rung: Rung
+    cluster: Any, tiny_model: Any, slots: list[list[int]]
 ) -> None:
-    async with cluster(tiny_model, len(slots), slots=12, rung=rung) as c:
+    async with cluster(tiny_model, len(slots), slots=12, rung=PAIRS) as c:
         c.put_in_force(c.placement(1, *slots))
         for num_rows in (1, 2, 12, 60):
             for layer in range(NUM_LAYERS):

@@ -14,7 +14,7 @@ from tests.brownout.test_split import batches
 
 
 def layer_rung(layer: split.Layer) -> LayerRung:
-    given = (layer.prices, np.int32), (layer.lost, bool), (layer.homes, np.int32)
+    given = (layer.lost, bool), (layer.homes, np.int32)
     arrays = (None if each is None else torch.from_numpy(each.astype(kind)) for each, kind in given)
     return LayerRung(layer.num_experts, layer.rung, *arrays)
 

@@ -100,16 +100,11 @@ void make_layer(struct layer_here *layer, uint64_t epoch, int64_t index) {
             one_in(2) ? 1.7f : 0.0f, one_in(2) ? 2.0f : 0.0f};
         layer->slots[slot] = &layer->experts[slot];
     }
-    uint16_t prices[MOST_OWN];
     int32_t homes[MOST_OWN];
-    for (int64_t e = 0; e < num_own; e++) {
-        prices[e] = (uint16_t)between(1, 65535);
-        homes[e] = (int32_t)below((uint64_t)num_own);
-    }
+    for (int64_t e = 0; e < num_own; e++) homes[e] = (int32_t)below((uint64_t)num_own);
     is->moe = (struct moe){.gate = float_matrix(layer, num_own, hidden),
                            .rung = {.num_experts = num_own,
                                     .way = way,
-                                    .prices = one_in(2) ? own_copy(layer, prices, num_own * 2) : 0,
                                     .homes = one_in(2) ? own_copy(layer, homes, num_own * 4) : 0,
                                     .instead = way ? 0 : (int32_t)between(1, 2)},
                            .slots = own_copy(layer, layer->slots, is->num_slots * 8),

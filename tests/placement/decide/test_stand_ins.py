@@ -65,6 +65,6 @@ def test_whichever_worker_is_lost_the_others_stand_in_for_all_its_experts(placem
 @given(placements(), ways)
 def test_another_rung_replaces_the_one_before(placement, way) -> None:
     before = with_rung(placement, Rung(way=way, instead="united"))
-    for rung in (Rung(instead="fewer"), Rung(way=2, instead="united", rule="error")):
+    for rung in (Rung(instead="fewer"), Rung(way=2, instead="united", rule="instances")):
         assert with_rung(before, rung) == with_rung(placement, rung)
     assert with_rung(before, Rung()) == placement

@@ -140,7 +140,7 @@ async def test_a_policy_is_followed_while_requests_come_and_exact_ones_do_not_ch
         async with asked_again_and_again(client) as asked:
             for flags in (
                 ("--way", "4"),
-                ("--way", "8", "--rule", "error"),
+                ("--way", "8", "--rule", "instances"),
                 ("--way", "0", "--rule", "tokens"),
             ):
                 await asyncio.to_thread(set_policy, suite, *flags, prefill=0.2, decode=0.4)

@@ -23,8 +23,6 @@ from moesaic.models.weights.united import UnitedExperts, find_united
 
 log = structlog.get_logger()
 
-MOST_PRICE = 65_535
-
 
 class RungOf(Protocol):
     """See ``LogicalExperts.layer_rung``."""
@@ -110,18 +108,10 @@ class LogicalExperts:
             lost: bool ``[E]``, experts that nobody can serve; None: there are none.
             homes: int ``[E]``, the worker that has each expert; None: one process has all.
         """
-        moe, prices = self._config.moe, None
-        file = self._files.get(rung.way) if rung.rule == "error" else None
-        if file is not None:
-            known = [1.0 if error is None else error for error in file.manifest.errors[layer]]
-            errors = torch.tensor(known, dtype=torch.float64)
-            prices = (errors / errors.max().clamp(min=1e-12) * MOST_PRICE).round()
-            prices = prices.clamp(1, MOST_PRICE).int()
-            prices = prices.repeat_interleave(rung.way)[: moe.num_experts]
         apart = None
         if rung.rule == "instances" and homes is not None:
             apart = torch.unique(homes, return_inverse=True)[1].int()  # there may be more workers
-        return LayerRung(moe.num_experts, rung, prices, lost, apart)
+        return LayerRung(self._config.moe.num_experts, rung, lost, apart)
 
     def _mean(
         self, layer: int, way: int, group: int, dtype: torch.dtype, device: torch.device

@@ -29,7 +29,7 @@ _WHOLE = tl.constexpr(WHOLE)
 
 # The same promises pass every layer, and a layer meets many of them: copied to the device once.
 _levels: WeakKeyDictionary[PromisedRows, tuple[Tensor, Tensor]] = WeakKeyDictionary()
-_prices: WeakKeyDictionary[LayerRung, Tensor] = WeakKeyDictionary()
+_serves: WeakKeyDictionary[LayerRung, Tensor] = WeakKeyDictionary()
 _homes: WeakKeyDictionary[LayerRung, tuple[Tensor, int]] = WeakKeyDictionary()
 
 
@@ -55,7 +55,7 @@ def _count_rows_kernel(
 def _decide_kernel(
     rows_by_level,
     levels,  # by phase: their indices, their thresholds; then where each phase begins, and the end
-    prices,
+    serves,  # int8 [E]: 0 where nobody can serve the expert
     homes,  # not read unless APART
     keys,  # int64 [E], scratch: of APART
     stay,
@@ -69,14 +69,13 @@ def _decide_kernel(
     GROUPS: tl.constexpr,
     WAY: tl.constexpr,
 ):
-    ID_BITS: tl.constexpr = 24  # of a key; the rest is what the expert's rows are worth
+    ID_BITS: tl.constexpr = 24  # of a key; the rest is the number of the expert's rows
     LARGEST: tl.constexpr = 2**63 - 1
     MOST: tl.constexpr = 2**13 - 1
     member = tl.arange(0, WAY)[None, :]
     expert = tl.arange(0, GROUPS)[:, None] * way + member
     real = (member < way) & (expert < num_experts)
-    price = tl.load(prices + expert, mask=real, other=0).to(tl.int64)
-    there = price > 0
+    there = tl.load(serves + expert, mask=real, other=0) > 0
     stays = expert < 0
     chosen = expert < 0
     for phase in range(num_phases):
@@ -87,8 +86,8 @@ def _decide_kernel(
             counts = rows_by_level + tl.load(levels + at) * num_experts
             rows += tl.load(counts + expert, mask=real, other=0)
         chosen = chosen | (rows > 0)
-        # Most worth first, then the lowest id. Places without an expert are worth nothing.
-        key = ((rows * tl.abs(price)) << ID_BITS) | ((1 << ID_BITS) - 1 - expert)
+        # Most rows first, then the lowest id. Places without an expert have none.
+        key = (rows << ID_BITS) | ((1 << ID_BITS) - 1 - expert)
         in_order = tl.sort(tl.reshape(key, (GROUPS * WAY,)), descending=True)
         worth = in_order >> ID_BITS
         if APART:  # by places among those of an instance, then as they were
@@ -112,7 +111,6 @@ def _decide_kernel(
             for at in range(begin, end):
                 counts = rows_by_level + tl.load(levels + at) * num_experts
                 worth += tl.load(counts + own, mask=in_order > 0, other=0)
-            worth *= tl.abs(tl.load(prices + own, mask=in_order > 0, other=0).to(tl.int64))
         total = tl.sum(worth, axis=0)
         before = tl.cumsum(worth, axis=0) - worth  # what those before each have together
         for at in range(begin, end):
@@ -144,7 +142,7 @@ def _rewrite_kernel(
     topk_ids,
     topk_weights,
     stay,
-    prices,
+    serves,
     degraded,
     num_rows,
     num_experts,
@@ -163,7 +161,7 @@ def _rewrite_kernel(
     weight = tl.load(topk_weights + at, mask=real, other=0.0)
     goes = real & (tl.load(stay + expert, mask=real, other=1) == 0)
     if SAME_SUM:  # each row keeps its heaviest choice
-        there = real & (tl.load(prices + expert, mask=real, other=0) > 0)
+        there = real & (tl.load(serves + expert, mask=real, other=0) > 0)
         most = tl.max(tl.where(there, weight, -float("inf")), axis=1)
         heaviest = there & (weight == most[:, None])
         first = tl.min(tl.where(heaviest, expert, num_experts), axis=1)
@@ -219,7 +217,7 @@ def split_choices(
     num_levels = len(promised.levels)
     united = rung.instead == "united"
     way = rung.way if united else 1
-    prices, (homes, num_homes) = _prices_on(device, layer), _homes_on(device, layer)
+    serves, (homes, num_homes) = _serves_on(device, layer), _homes_on(device, layer)
     rows_by_level = topk_ids.new_zeros(num_levels, num_experts)
     stay = topk_ids.new_empty(num_experts, dtype=torch.int8)
     _count_rows_kernel[(triton.cdiv(num_rows * top_k, _CHUNK),)](
@@ -236,8 +234,8 @@ def split_choices(
     _decide_kernel[(1,)](
         rows_by_level,
         levels,
-        prices,
-        prices if homes is None else homes,
+        serves,
+        serves if homes is None else homes,
         stay if homes is None else topk_ids.new_empty(num_experts, dtype=torch.int64),
         stay,
         num_experts,
@@ -257,7 +255,7 @@ def split_choices(
         topk_ids,
         topk_weights,
         stay,
-        prices,
+        serves,
         promised.counts,
         num_rows,
         num_experts,
@@ -285,16 +283,12 @@ def _levels_on(device: torch.device, promised: PromisedRows) -> tuple[Tensor, Te
     return found
 
 
-def _prices_on(device: torch.device, layer: LayerRung) -> Tensor:
-    """The price of each expert, int32 ``[E]``; negative where it is lost."""
-    found = _prices.get(layer)
+def _serves_on(device: torch.device, layer: LayerRung) -> Tensor:
+    """1 for each expert that somebody can serve, else 0, int8 ``[E]``."""
+    found = _serves.get(layer)
     if found is None or found.device != device:
-        prices = layer.prices
-        if prices is None:
-            prices = torch.ones(layer.num_experts, dtype=torch.int32)
-        if layer.lost is not None:
-            prices = torch.where(layer.lost, -prices, prices)
-        found = _prices[layer] = _to(device, prices.int())
+        lost = torch.zeros(layer.num_experts) if layer.lost is None else layer.lost
+        found = _serves[layer] = _to(device, (lost == 0).to(torch.int8))
     return found
 
 

@@ -109,11 +109,8 @@ class UnitedExperts:
 
     @property
     def digest(self) -> str:
-        """64 bits over all that workers decide and compute by, in hex: tensors, and measured errors."""
-        manifest = self.manifest
-        told = msgspec.json.encode(
-            (sorted(manifest.digests.items()), sorted(manifest.errors.items()))
-        )
+        """64 bits over all that workers compute by, in hex: the tensors."""
+        told = msgspec.json.encode(sorted(self.manifest.digests.items()))
         return xxhash.xxh3_64_hexdigest(told)
 
     @property

@@ -93,12 +93,11 @@ struct promises {
 
 // What is done with the choices of a layer that are not kept.
 struct rung {
-    int64_t num_experts;     // of the layer: E
-    int64_t way;             // experts of one group; 0: there are no united experts
-    const uint16_t *prices;  // [E]: of a choice of each; or none: 1 each
-    const uint8_t *lost;     // [E]: 1: nobody can serve it now; or none
-    const int32_t *homes;    // [E], each in 0..E-1: the instance that has it; or none: all are in one place
-    int32_t instead;         // 0: united experts, 1: a row's other experts, 2: nobody
+    int64_t num_experts;   // of the layer: E
+    int64_t way;           // experts of one group; 0: there are no united experts
+    const uint8_t *lost;   // [E]: 1: nobody can serve it now; or none
+    const int32_t *homes;  // [E], each in 0..E-1: the instance that has it; or none: all are in one place
+    int32_t instead;       // 0: united experts, 1: a row's other experts, 2: nobody
 };
 
 // The rows of a step, for all layers.

@@ -9,16 +9,16 @@
 enum { UNITED, FEWER, NOTHING };  // what serves a degraded choice
 enum { NOBODY = -1, MORE = 2 };
 enum { WHOLE = 10000 };
-enum { ID_BITS = 24 };  // of a key; the rest is what its choices are worth
+enum { ID_BITS = 24 };  // of a key; the rest is the number of its rows
 
-// Most worth first, then the lowest id.
-static int by_worth(const void *a, const void *b) {
+// Most rows first, then the lowest id.
+static int by_rows(const void *a, const void *b) {
     const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
     return x < y ? 1 : x > y ? -1 : 0;
 }
 
-INLINE uint64_t key_of(int64_t worth, int64_t expert) {
-    return (uint64_t)worth << ID_BITS | (~(uint64_t)expert & ((1 << ID_BITS) - 1));
+INLINE uint64_t key_of(int64_t rows, int64_t expert) {
+    return (uint64_t)rows << ID_BITS | (~(uint64_t)expert & ((1 << ID_BITS) - 1));
 }
 
 INLINE int64_t expert_of(uint64_t key) { return (int64_t)(~key & ((1 << ID_BITS) - 1)); }
@@ -50,7 +50,7 @@ static void order_by_instances(struct split *s, int64_t chosen) {
         const uint64_t place = (uint64_t)s->rows[s->rung->homes[expert_of(s->keys[i])]]++;
         s->aside[i] = key_of((int64_t)(~place & UINT32_MAX), i);
     }
-    qsort(s->aside, (size_t)chosen, sizeof *s->aside, by_worth);
+    qsort(s->aside, (size_t)chosen, sizeof *s->aside, by_rows);
     for (int64_t i = 0; i < chosen; i++) s->aside[i] = s->keys[expert_of(s->aside[i])];
     memcpy(s->keys, s->aside, (size_t)chosen * sizeof *s->keys);
 }
@@ -66,11 +66,10 @@ static int64_t put_in_order(struct split *s, int32_t phase, int64_t *total) {
     int64_t chosen = 0;
     for (int64_t e = 0; e < s->num_experts; e++) {
         if (!s->rows[e]) continue;
-        const int64_t worth = (int64_t)s->rows[e] * (s->rung->prices ? s->rung->prices[e] : 1);
-        s->keys[chosen++] = key_of(worth, e);
-        *total += worth;
+        s->keys[chosen++] = key_of(s->rows[e], e);
+        *total += s->rows[e];
     }
-    qsort(s->keys, (size_t)chosen, sizeof *s->keys, by_worth);
+    qsort(s->keys, (size_t)chosen, sizeof *s->keys, by_rows);
     if (s->rung->homes) order_by_instances(s, chosen);
     for (int64_t i = 0; i < chosen; i++) s->place[expert_of(s->keys[i])] = (int32_t)i;
     return chosen;
