@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from moesaic.simulation.edge.fleet import EdgeFleet
 from moesaic.simulation.edge.reference import advance
+from moesaic.simulation.edge.routing import ANSWERS
 from moesaic.simulation.edge.state import SIZE, EdgeState
 from moesaic.simulation.edge.study import run
 from moesaic.simulation.edge.workload import EdgeWorkload
@@ -31,6 +33,19 @@ def one_request(workload: EdgeWorkload, site: int = 0) -> EdgeWorkload:
     return EdgeWorkload(*(getattr(workload, name)[first] for name in names))
 
 
+def demand_of_passes(fleet: EdgeFleet, workload: EdgeWorkload) -> NDArray[np.int64]:
+    """Count the choices of every request's passes by its site, int64 ``[N, L, E]``."""
+    demand = np.zeros((fleet.num_sites, ROUTING.num_layers, ROUTING.num_experts), np.int64)
+    for at in range(len(workload)):
+        nth = workload.start[at] + np.arange(workload.answers[at])
+        for one in (workload.prompt[at], *(workload.pool[at] + nth % (ANSWERS // 2))):
+            for layer in range(ROUTING.num_layers):
+                first, end = ROUTING.offsets[one * ROUTING.num_layers + layer :][:2]
+                chosen = ROUTING.experts[first:end]
+                np.add.at(demand[workload.site[at], layer], chosen, ROUTING.rows[first:end])
+    return demand
+
+
 def prompts_alone(workload: EdgeWorkload, prompt: int) -> EdgeWorkload:
     """Make all requests one and the same prompt, without answers behind it."""
     return replace(
@@ -46,7 +61,7 @@ def test_every_request_is_answered_and_every_choice_is_served_once(
     fleet: EdgeFleet, seed: int
 ) -> None:
     plan, workload = planned(fleet), drawn(fleet, seed)
-    state = EdgeState.of(fleet, COSTS, ROUTING, workload, plan.holder, count_demand=True)
+    state = EdgeState.of(fleet, COSTS, ROUTING, workload, plan.holder)
 
     advance(state, np.inf)
 
@@ -56,8 +71,9 @@ def test_every_request_is_answered_and_every_choice_is_served_once(
     assert (state.at_s <= state.begun_s).all()
     assert (state.begun_s < state.first_s).all()
     assert (state.first_s < state.end_s).all()
-    assert state.local.sum() + state.remote.sum() == state.demand.sum() == choices
-    assert state.remote.sum() == state.demand[~plan.held].sum()
+    demand = demand_of_passes(fleet, workload)
+    assert state.local.sum() + state.remote.sum() == demand.sum() == choices
+    assert state.remote.sum() == demand[~plan.held].sum()
     assert state.control[SIZE] == 0
 
 
@@ -74,10 +90,7 @@ def test_one_seed_gives_one_outcome(fleet: EdgeFleet, seed: int) -> None:
 @given(FLEETS, st.integers(0, 3), st.floats(0.1, 6.0))
 def test_a_fleet_may_be_advanced_in_stretches(fleet: EdgeFleet, seed: int, stop_s: float) -> None:
     plan, workload = planned(fleet), drawn(fleet, seed)
-    whole, parts = (
-        EdgeState.of(fleet, COSTS, ROUTING, workload, plan.holder, count_demand=True)
-        for _ in range(2)
-    )
+    whole, parts = (EdgeState.of(fleet, COSTS, ROUTING, workload, plan.holder) for _ in range(2))
 
     advance(whole, np.inf)
     advance(parts, stop_s)

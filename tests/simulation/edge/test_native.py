@@ -24,17 +24,15 @@ def same(one: EdgeState, other: EdgeState) -> None:
 
 
 @settings(deadline=None, max_examples=60)
-@given(FLEETS, POLICIES, st.integers(0, 99), st.floats(0.0, 8.0), st.booleans())
+@given(FLEETS, POLICIES, st.integers(0, 99), st.floats(0.0, 8.0))
 def test_a_fleet_in_c_is_the_reference_to_the_last_bit(
-    fleet: EdgeFleet, policy: str, seed: int, stop_s: float, count: bool
+    fleet: EdgeFleet, policy: str, seed: int, stop_s: float
 ) -> None:
     fast = advancer()
     if fast is None:
         pytest.skip("needs a C compiler")
     plan, workload = planned(fleet, policy), drawn(fleet, seed)
-    mine, other = (
-        EdgeState.of(fleet, COSTS, ROUTING, workload, plan.holder, count) for _ in range(2)
-    )
+    mine, other = (EdgeState.of(fleet, COSTS, ROUTING, workload, plan.holder) for _ in range(2))
 
     for until_s in (stop_s, np.inf):
         fast(mine, until_s)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from moesaic.errors import InvalidInput, PlacementInfeasible
 from moesaic.placement.policies.remote_calls import remote_calls
 from moesaic.simulation.edge.fleet import EdgeFleet
-from moesaic.simulation.edge.placing import MOST_SITES, holders_of, place, slots_of
+from moesaic.simulation.edge.placing import MOST_SITES, holders_of, place
 from moesaic.simulation.edge.study import run
 from moesaic.simulation.edge.workload import EdgeWorkload, demand_of, mixes_of
 from tests.simulation.edge.small import COSTS, FLEETS, ROUTING, planned
@@ -45,7 +45,11 @@ def test_remote_choices_are_those_that_the_objective_of_placement_counts(policy:
 
     outcome = run(fleet, COSTS, ROUTING, workload, plan.holder)
 
-    expected = remote_calls(slots_of(plan.held), demand) / demand.sum()
+    slots = [
+        [np.flatnonzero(site[layer]).tolist() for site in plan.held]
+        for layer in range(ROUTING.num_layers)
+    ]
+    expected = remote_calls(slots, demand) / demand.sum()
     assert plan.remote_part(demand) == pytest.approx(expected)
     # What is served was drawn as what is learned from was, but is not the same.
     assert outcome.remote_part == pytest.approx(expected, abs=0.05)

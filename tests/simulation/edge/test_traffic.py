@@ -75,20 +75,6 @@ def test_demand_is_choices_a_second() -> None:
     np.testing.assert_allclose(demand[1], ROUTING.learned(1, 3) / 2)
 
 
-def test_later_requests_may_not_come_earlier() -> None:
-    workload = EdgeWorkload.poisson(ROUTING, mixes_of("mixed", 1, 3), 1.0, 50.0, answers=1)
-
-    assert len(
-        workload.then(
-            EdgeWorkload.poisson(
-                ROUTING, mixes_of("mixed", 1, 3), 1.0, 50.0, answers=1, start_s=50.0
-            )
-        )
-    ) > len(workload)
-    with pytest.raises(InvalidInput, match="later"):
-        workload.then(workload)
-
-
 @pytest.mark.parametrize("name", sorted(PROFILES))
 def test_profiles_have_every_part_and_say_where_they_are_from(name: str) -> None:
     costs = costs_of(PROFILES[name])

@@ -73,12 +73,10 @@ struct edge_state {
     const double *costs, *byte_s;
     double *gpu_free_s, *link_free_s, *gpu_busy_s, *link_busy_s;
     int32_t *members, *num_members, *layer, *pending;
-    double *attention_s, *divided_s, *done_s;
+    double *attention_s, *done_s;
     int32_t *first_waiting, *last_waiting, *next_waiting, *passes;
     double *begun_s, *first_s, *end_s;
     int64_t *local, *remote, *messages;
-    double *local_s, *remote_s;
-    double *demand;  // or none
     void *heap;
     int64_t *control;
 };

@@ -48,7 +48,6 @@ def place(
     policy: str,
     fleet: EdgeFleet,
     demand: Floats,
-    held: Held | None = None,
     region_sites: int | None = None,
 ) -> EdgePlan:
     """Place a fleet's experts by a policy; too many sites for it are divided into regions.
@@ -60,7 +59,6 @@ def place(
         policy: by name.
         fleet: sites.
         demand: choices by origin, float64 ``[N, L, E]``.
-        held: what is held now, bool ``[N, L, E]``, for policies that keep it where that costs nothing.
         region_sites: of a region, about; None: as many as the policy can place at once.
 
     Raises:
@@ -76,15 +74,13 @@ def place(
     holder = np.zeros(demand.shape, np.int32)
     for sites in parts:
         mine = slice(int(sites[0]), int(sites[-1]) + 1)
-        placed = make_placement(
-            policy, _problem(fleet, demand[mine], mine, None if held is None else held[mine])
-        )
+        placed = make_placement(policy, _problem(fleet, demand[mine], mine))
         found[mine] = _held(placed, demand[mine].shape)
         holder[mine] = holders_of(found[mine], demand[mine]) + mine.start
     return EdgePlan(found, len(parts), holder)
 
 
-def _problem(fleet: EdgeFleet, demand: Floats, sites: slice, held: Held | None) -> PlacementProblem:
+def _problem(fleet: EdgeFleet, demand: Floats, sites: slice) -> PlacementProblem:
     num_sites, _, num_experts = demand.shape
     total = demand.sum(axis=0)
     nothing = LayerTraffic.none(num_experts)
@@ -99,16 +95,7 @@ def _problem(fleet: EdgeFleet, demand: Floats, sites: slice, held: Held | None) 
         demand=demand,
         expert_bytes=_BYTES,
         memory=tuple((_BYTES * fleet.experts_per_gpu,) * gpus for gpus in fleet.gpus[sites]),
-        held=None if held is None else slots_of(held),
     )
-
-
-def slots_of(held: Held) -> list[Slots]:
-    """List what sites hold, ``[L][N][...]``, from bool ``[N, L, E]``."""
-    return [
-        [np.flatnonzero(held[n, layer]).tolist() for n in range(len(held))]
-        for layer in range(held.shape[1])
-    ]
 
 
 def _held(placed: list[Slots], shape: tuple[int, ...]) -> Held:

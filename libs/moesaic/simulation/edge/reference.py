@@ -163,22 +163,18 @@ class _Loop:
             for entry in range(int(s.offsets[place]), int(s.offsets[place + 1])):
                 expert, rows = int(s.experts[entry]), int(s.rows[entry])
                 choices[expert] = choices.get(expert, 0) + rows
-                if s.demand.size:
-                    s.demand[home, layer, expert] += rows
         work: dict[int, list[int]] = {}  # choices and experts by site
         for expert, rows in choices.items():
             found = work.setdefault(int(s.holder[home, layer, expert]), [0, 0])
             found[0] += rows
             found[1] += 1
         s.layer[gpu] = layer + 1
-        s.divided_s[gpu] = s.done_s[gpu] = at_s
+        s.done_s[gpu] = at_s
         s.pending[gpu] = len(work) - (home in work)
         for site, (rows, experts) in work.items():
             if site == home:
-                done_s = self._compute(home, at_s, self._experts_s(experts, rows))
-                s.done_s[gpu] = done_s
+                s.done_s[gpu] = self._compute(home, at_s, self._experts_s(experts, rows))
                 s.local[home] += rows
-                s.local_s[home] += rows * (done_s - at_s)
                 continue
             absent = 1.0 - rows / (total * s.top_k)  # of a row's choices, those that go elsewhere
             part = 1.0
@@ -199,10 +195,8 @@ class _Loop:
 
     def _answer(self, gpu: int, event: Event) -> None:
         s = self.s
-        at_s, _, sent, _, site, rows, _ = event
-        there_s, home = self._send(site, at_s, sent), int(s.site_of[gpu])
-        s.remote_s[home] += rows * (there_s - float(s.divided_s[gpu]))
-        s.done_s[gpu] = max(float(s.done_s[gpu]), there_s)
+        at_s, _, sent, _, site, _, _ = event
+        s.done_s[gpu] = max(float(s.done_s[gpu]), self._send(site, at_s, sent))
         s.pending[gpu] -= 1
         if s.pending[gpu] == 0:
             self._push(float(s.done_s[gpu]), BEGIN, gpu)

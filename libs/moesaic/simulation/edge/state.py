@@ -59,14 +59,11 @@ class EdgeState:
         gpu_busy_s, link_busy_s: float64 ``[N]``.
         members, num_members: requests in a GPU's passes, int32 ``[G, running]``, ``[G]``.
         layer, pending: of a GPU's pass, int32 ``[G]``: the next layer; answers to come.
-        attention_s, divided_s, done_s: of a GPU's pass, float64 ``[G]``: of each layer; when the layer's rows were
-            divided; when the last part of it is done.
+        attention_s, done_s: of a GPU's pass, float64 ``[G]``: of each layer; when the last part of the layer is done.
         first_waiting, last_waiting: int32 ``[N]``; next_waiting: int32 ``[n]``.
         passes: that a request has behind it, int32 ``[n]``.
         begun_s, first_s, end_s: of a request's first pass, first answer and last, float64 ``[n]``; NaN before.
         local, remote, messages: choices served at their own site and elsewhere, and messages there, int64 ``[N]``.
-        local_s, remote_s: choices by the seconds from their division to their sums, float64 ``[N]``.
-        demand: choices by origin, float64 ``[N, L, E]``; empty: they are not counted.
         heap, control: events; see ``EVENT`` and ``SIZE``.
     """
 
@@ -102,7 +99,6 @@ class EdgeState:
     layer: Ints
     pending: Ints
     attention_s: Floats
-    divided_s: Floats
     done_s: Floats
     first_waiting: Ints
     last_waiting: Ints
@@ -114,9 +110,6 @@ class EdgeState:
     local: NDArray[np.int64]
     remote: NDArray[np.int64]
     messages: NDArray[np.int64]
-    local_s: Floats
-    remote_s: Floats
-    demand: Floats
     heap: NDArray[Any]
     control: NDArray[np.int64]
 
@@ -128,7 +121,6 @@ class EdgeState:
         routing: TaskRouting,
         workload: EdgeWorkload,
         holder: Ints,
-        count_demand: bool = False,
     ) -> "EdgeState":
         """Begin with idle sites, before the first arrival.
 
@@ -137,12 +129,10 @@ class EdgeState:
             costs: of layers and messages.
             routing: passes that requests are made of.
             workload: requests.
-            holder: int32 ``[N, L, E]``, see ``placing.holders_of``; not copied, and may be changed between advances.
-            count_demand: count choices by origin.
+            holder: int32 ``[N, L, E]``, see ``placing.holders_of``; not copied.
         """
         n, g, r = fleet.num_sites, sum(fleet.gpus), len(workload)
-        shape = n, routing.num_layers, routing.num_experts
-        assert holder.shape == shape
+        assert holder.shape == (n, routing.num_layers, routing.num_experts)
         assert holder.dtype == np.int32
         most_events = g * min(n, routing.num_experts) + g + 8
 
@@ -182,7 +172,6 @@ class EdgeState:
             layer=ints(g),
             pending=ints(g),
             attention_s=np.zeros(g),
-            divided_s=np.zeros(g),
             done_s=np.zeros(g),
             first_waiting=ints(n, value=NOBODY),
             last_waiting=ints(n, value=NOBODY),
@@ -194,9 +183,6 @@ class EdgeState:
             local=np.zeros(n, np.int64),
             remote=np.zeros(n, np.int64),
             messages=np.zeros(n, np.int64),
-            local_s=np.zeros(n),
-            remote_s=np.zeros(n),
-            demand=np.zeros(shape if count_demand else 0),
             heap=np.zeros(most_events, EVENT),
             control=np.zeros(4, np.int64),
         )

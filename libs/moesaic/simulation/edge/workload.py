@@ -44,7 +44,6 @@ class EdgeWorkload:
         *,
         answers: int,
         seed: int = 0,
-        start_s: float = 0.0,
     ) -> Self:
         """Draw a Poisson process at every site.
 
@@ -52,10 +51,9 @@ class EdgeWorkload:
             routing: passes of the tasks.
             mixes: tasks of each site's users, all as likely.
             mean_gap_s: between requests of one site.
-            duration_s: none comes later than this after ``start_s``.
+            duration_s: none comes later than this.
             answers: passes after the prompt.
             seed: the same draws the same.
-            start_s: of the first possible arrival.
 
         Raises:
             InvalidInput: a number is not above 0.
@@ -79,24 +77,13 @@ class EdgeWorkload:
             PROMPTS - PROMPTS // 2, size=len(site)
         )
         return cls(
-            start_s + at_s,
+            at_s,
             site.astype(np.int32),
             prompt.astype(np.int32),
             np.full(len(site), answers, np.int32),
             routing.first_answer(task).astype(np.int32),
             random.integers(ANSWERS // 2, size=len(site)).astype(np.int32),
         )
-
-    def then(self, later: Self) -> Self:
-        """Append requests that all come later.
-
-        Raises:
-            InvalidInput: some come earlier.
-        """
-        if len(self) and len(later) and later.at_s[0] < self.at_s[-1]:
-            raise InvalidInput("later", "must begin after the last request of what is before")
-        names = "at_s", "site", "prompt", "answers", "pool", "start"
-        return type(self)(*(np.concatenate([getattr(self, n), getattr(later, n)]) for n in names))
 
     def __len__(self) -> int:
         return len(self.at_s)

@@ -148,7 +148,7 @@ static int64_t pass_of(const struct edge_state *s, int32_t request) {
 
 static double gather(const struct edge_state *s, const struct desk *d, int32_t gpu,
                      int64_t *num_chosen) {
-    const int32_t home = s->site_of[gpu], layer = s->layer[gpu];
+    const int32_t layer = s->layer[gpu];
     double total = 0.0;
     for (int32_t m = 0; m < s->num_members[gpu]; m++) {
         const int64_t pass = pass_of(s, s->members[gpu * s->running + m]);
@@ -158,9 +158,6 @@ static double gather(const struct edge_state *s, const struct desk *d, int32_t g
             const int32_t expert = s->experts[entry];
             if (d->of_expert[expert] == 0) d->chosen[(*num_chosen)++] = expert;
             d->of_expert[expert] += s->rows[entry];
-            if (s->demand)
-                s->demand[(home * s->num_layers + layer) * s->num_experts + expert] +=
-                    s->rows[entry];
         }
     }
     return total;
@@ -178,16 +175,14 @@ static void divide(const struct edge_state *s, const struct desk *d, int32_t gpu
         d->of_expert[expert] = 0;
     }
     s->layer[gpu] = layer + 1;
-    s->divided_s[gpu] = s->done_s[gpu] = at_s;
+    s->done_s[gpu] = at_s;
     s->pending[gpu] = (int32_t)num_asked - (d->experts[home] > 0);
     for (int64_t n = 0; n < num_asked; n++) {
         const int32_t site = d->asked[n], rows = d->choices[site], experts = d->experts[site];
         d->choices[site] = d->experts[site] = 0;
         if (site == home) {
-            const double done_s = compute(s, home, at_s, experts_s(s, experts, rows));
-            s->done_s[gpu] = done_s;
+            s->done_s[gpu] = compute(s, home, at_s, experts_s(s, experts, rows));
             s->local[home] += rows;
-            s->local_s[home] += rows * (done_s - at_s);
             continue;
         }
         const double absent = 1.0 - rows / (total * s->top_k);
@@ -211,9 +206,8 @@ static void ask(const struct edge_state *s, struct event event) {
 }
 
 static void answer(const struct edge_state *s, const struct event *event) {
-    const int32_t gpu = event->code / KINDS, home = s->site_of[gpu];
+    const int32_t gpu = event->code / KINDS;
     const double there_s = send(s, event->site, event->at_s, event->sent);
-    s->remote_s[home] += event->choices * (there_s - s->divided_s[gpu]);
     s->done_s[gpu] = later(s->done_s[gpu], there_s);
     if (--s->pending[gpu] == 0)
         push(s, (struct event){.at_s = s->done_s[gpu], .code = gpu * KINDS + BEGIN});
