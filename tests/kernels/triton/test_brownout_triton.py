@@ -61,7 +61,6 @@ def batch_of(
         "layer": Layer(
             num_experts,
             rung,
-            rng.integers(1, 65536, num_experts).astype(np.uint16),
             rng.random(num_experts) < 0.05,
             rng.integers(0, 8, num_experts).astype(np.int32) if apart else None,
         ),
@@ -84,7 +83,7 @@ def test_many_rows_are_split_by_several_programs(device: torch.device, instead: 
     assert 0 < expected.degraded.sum() < expected.ids.size
 
 
-def test_of_experts_that_are_worth_the_same_the_lowest_stay(device: torch.device) -> None:
+def test_of_experts_with_as_many_rows_the_lowest_stay(device: torch.device) -> None:
     batch = batch_of(1, 8, 8, Rung(), [Level(0.5)])
     expected = check({**batch, "layer": Layer(8, Rung())}, device)
 
