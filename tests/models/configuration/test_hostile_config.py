@@ -93,7 +93,7 @@ def use(config: ModelConfig) -> None:
     assert config.kv_width > 0
     numbers = Numbers("float32", "none", on_cpu=True, keep_head=False, codes=None)
     assert kv_bytes(config, numbers) > 0
-    assert weight_bytes(config, numbers).without_experts > 0
+    assert weight_bytes(config, numbers).attention > 0
     assert with_context(config, 1).max_positions == 1
     with suppress(UnusableSettings):
         with_context(config, config.max_positions + 1)

@@ -108,7 +108,7 @@ def test_a_directory_loads_with_its_special_tokens(
     tokenizer = Tokenizer.load(tmp_path)
 
     assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("<|end|>", 0)
-    assert (tokenizer.bos_token, tokenizer.bos_token_id) == (None, None)
+    assert tokenizer.bos_token is None
     assert tokenizer.pad_token_id == tokenizer.token_to_id("<|user|>") == 1
     assert tokenizer.id_to_token(1) == "<|user|>"
     assert tokenizer.id_to_token(10**6) is None

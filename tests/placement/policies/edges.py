@@ -8,8 +8,16 @@ from hypothesis import strategies as st
 from moesaic.errors import PlacementInfeasible
 from moesaic.placement.policies.packing import pack_devices
 from moesaic.placement.policies.problem import PlacementProblem
+from moesaic.placement.policies.remote_calls import remote_calls
 from moesaic.placement.policies.room import even_shares
+from moesaic.placement.policies.uniform import Slots
 from tests.placement.drawn import traffic_of
+
+
+def cost_of(placed: list[Slots], problem: PlacementProblem) -> float:
+    """Sum the costs of rows to experts that the instance they come from does not hold."""
+    demand = [problem.demand_of(layer_idx) for layer_idx in range(len(problem.traffic))]
+    return remote_calls(placed, np.stack(demand, axis=1))
 
 
 @st.composite

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from moesaic.placement.policies.dance import dance
 from moesaic.placement.policies.optimal import optimal
 from moesaic.placement.policies.problem import PlacementProblem
-from moesaic.placement.policies.remote_calls import predicted_cost, remote_calls
+from moesaic.placement.policies.remote_calls import remote_calls
 from tests.placement.drawn import traffic_of
+from tests.placement.policies.edges import cost_of
 
 
 def brute_force(demand: Any, slots: tuple[int, ...]) -> float:
@@ -84,13 +85,11 @@ def test_layers_of_even_demand_get_more_slots() -> None:
     assert used[0] >= 8
 
 
-def test_predicted_cost_counts_rows_to_experts_elsewhere_by_their_cost() -> None:
+def test_calls_are_rows_to_experts_elsewhere_by_their_cost() -> None:
     demand = np.array([[[1.0, 2, 3]], [[10, 20, 30]]])
     problem = PlacementProblem(
         traffic=(traffic_of(3, 0),), slots=(2, 2), demand=demand, remote_cost=np.array([1.0, 0.5])
     )
 
-    cost = predicted_cost([[[0, -1], [1, 2]]], problem)
-
-    assert cost.tolist() == [5.0, 5.0]
+    assert cost_of([[[0, -1], [1, 2]]], problem) == 10.0
     assert remote_calls([[[0, -1], [1, 2]]], demand) == 15.0

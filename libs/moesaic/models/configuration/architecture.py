@@ -200,9 +200,3 @@ class ModelConfig:
     def kv_width(self) -> int:
         """Numbers (not bytes) that the KV cache keeps per token and layer."""
         return self.attention.kv_width
-
-    @property
-    def expert_parameters(self) -> int:
-        """Parameters of one routed expert."""
-        size, hidden = self.moe.expert_size, self.hidden_size
-        return 3 * size * hidden + (2 * size + hidden) * self.moe.expert_bias

@@ -104,12 +104,6 @@ class WeightBytes:
     gates: int
     expert: int  # one routed expert
 
-    @property
-    def without_experts(self) -> int:
-        """All but routed experts."""
-        parts = (self.embedding, self.head, self.attention, self.dense, self.shared, self.gates)
-        return sum(parts)
-
 
 def weight_bytes(config: ModelConfig, numbers: Numbers) -> WeightBytes:
     """Count the bytes of a model's weights as a process holds them."""

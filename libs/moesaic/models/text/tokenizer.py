@@ -126,11 +126,6 @@ class Tokenizer:
         return self._id_of(self.eos_token)
 
     @property
-    def bos_token_id(self) -> int | None:
-        """The id of ``bos_token``, if the model has one."""
-        return self._id_of(self.bos_token)
-
-    @property
     def pad_token_id(self) -> int | None:
         """The id of ``pad_token``, if the model has one."""
         return self._id_of(self.pad_token)

@@ -13,7 +13,6 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from moesaic.errors import ExpertUnavailable
 from moesaic.messages.placement import EMPTY_SLOT
 
 Array = TypeVar("Array")
@@ -43,16 +42,6 @@ class Schedule(Generic[Array]):
     instance: Array  # int32 [E]: its instance; -1 where not activated, -2 where unavailable
     load: Array  # int64 [N]: carried over from other batches, and added by this one
     replica_of_choice: Array  # int32, the shape of topk_ids: its expert's replica, else -1
-
-    def require_served(self, layer: int) -> None:
-        """Refuse a schedule that leaves an activated expert out. On a GPU this waits for it.
-
-        Raises:
-            ExpertUnavailable: with the decoder layer and how many experts no live instance holds.
-        """
-        missing: Any = self.instance == UNAVAILABLE
-        if num_missing := int(missing.sum()):
-            raise ExpertUnavailable(layer, num_missing)
 
 
 def memory_bound(num_instances: int) -> Costs[NDArray[np.int64]]:
