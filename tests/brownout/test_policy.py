@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import msgspec
 import pytest
 
 from moesaic.errors import InvalidInput
@@ -37,12 +36,6 @@ def test_a_wrong_field_is_named_with_its_fix(fields: dict[str, Any], field: str,
         BrownoutPolicy(**fields).checked()
 
     assert (caught.value.field, caught.value.fix) == (field, fix)
-
-
-def test_a_policy_of_an_older_version_is_read_with_defaults_for_what_it_lacks() -> None:
-    older = msgspec.msgpack.encode({"type": "brownout-policy.v1", "mode": "auto", "way": 4})
-
-    assert msgspec.msgpack.decode(older, type=BrownoutPolicy) == BrownoutPolicy(mode="auto", way=4)
 
 
 def test_without_united_experts_rows_make_do_with_fewer_by_the_same_rule() -> None:

@@ -21,14 +21,6 @@ def port_of(admin: AdminServer) -> str:
     return admin.address.rsplit(":", 1)[1]
 
 
-def test_compose_files_may_go_on_naming_its_former_module():
-    command = [sys.executable, "-m", "moesaic.cluster.health_probe", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True)
-
-    assert done.returncode == 1
-    assert "usage: moesaic-health" in done.stderr
-
-
 async def probe(*arguments: str, **variables: str) -> tuple[int, str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MOESAIC_")}
     done = await asyncio.to_thread(

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
-from redis.exceptions import NoPermissionError, ResponseError, WatchError
+from redis.exceptions import ResponseError, WatchError
 
 from moesaic.cluster.redis.clients import CommandRefused, is_of_a_key
 from moesaic.cluster.redis.connection import RedisConnection
@@ -116,12 +116,9 @@ class Documents:
         return value
 
     async def expires_within(self, name: str, seconds: float) -> bool:
-        """True if a key is gone after so many seconds, or Redis does not say when."""
+        """True if a key is gone after so many seconds."""
         with self.connection.noting_outages():
-            try:
-                left_ms = await self.connection.client.pttl(self.connection.key(name))
-            except NoPermissionError:  # by an older file of rights
-                return True
+            left_ms = await self.connection.client.pttl(self.connection.key(name))
         return bool(left_ms != -1 and left_ms <= seconds * 1000)
 
     async def delete(self, name: str) -> None:
@@ -211,12 +208,14 @@ class Documents:
         async with self.connection.client.pipeline(transaction=False) as asked:
             for key in keys:
                 asked.strlen(key)
-            sizes = await asked.execute(raise_on_error=False)  # older rights do not allow to ask
+            sizes = await asked.execute(raise_on_error=False)
         fit = []
         for name, key, size in zip(names, keys, sizes, strict=True):
             if is_of_a_key(size):
                 await self.dead_letters.document(name, b"", _NO_STRING)
-            elif isinstance(size, int) and size > MAX_BYTES:
+            elif isinstance(size, Exception):
+                raise size
+            elif size > MAX_BYTES:
                 why = Unreadable(f"it has {size} bytes, {MAX_BYTES} at most can be read")
                 await self.dead_letters.document(name, b"", why)
             else:
