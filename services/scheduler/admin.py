@@ -23,7 +23,7 @@ from moesaic.services.scheduler.loop import PlacementLoop
 from moesaic.services.scheduler.planning.traffic import TrafficFeed
 from moesaic.services.scheduler.scaling.controller import ScalingController
 from moesaic.services.scheduler.scaling.wishes import WishStore
-from moesaic.services.scheduler.stored_policy import StoredPolicy
+from moesaic.services.scheduler.versioned import VersionedStore
 from moesaic.services.scheduler.wire import (
     decode_brownout,
     decode_pin,
@@ -55,11 +55,11 @@ class Parts:
     fleet: Fleet
     view: PlacementView
     loop: PlacementLoop
-    policies: StoredPolicy[PlacementPolicy]
+    policies: VersionedStore[PlacementPolicy]
     decisions: DecisionLog
     feed: TrafficFeed
-    brownout: StoredPolicy[BrownoutPolicy]
-    scaling_policy: StoredPolicy[ScalingPolicy]
+    brownout: VersionedStore[BrownoutPolicy]
+    scaling_policy: VersionedStore[ScalingPolicy]
     wishes: WishStore
     scaling: ScalingController
 

@@ -45,8 +45,8 @@ from moesaic.services.scheduler.planning.site_profiles import SiteProfiles
 from moesaic.services.scheduler.planning.timing import PlanTimer
 from moesaic.services.scheduler.planning.traffic import TrafficFeed
 from moesaic.services.scheduler.settings import SchedulerSettings
-from moesaic.services.scheduler.stored_policy import StoredPolicy
 from moesaic.services.scheduler.turns import PlacementTurns
+from moesaic.services.scheduler.versioned import VersionedStore
 
 log = structlog.get_logger()
 
@@ -71,7 +71,7 @@ class PlacementLoop:
         view: PlacementView,
         leadership: Leadership,
         epochs: EpochStore,
-        policies: StoredPolicy[PlacementPolicy],
+        policies: VersionedStore[PlacementPolicy],
         feed: TrafficFeed,
         profiles: SiteProfiles,
         decisions: DecisionLog,

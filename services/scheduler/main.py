@@ -30,7 +30,7 @@ from moesaic.services.scheduler.scaling.feed import LoadFeed
 from moesaic.services.scheduler.scaling.predictor import FleetPredictor
 from moesaic.services.scheduler.scaling.wishes import WishStore
 from moesaic.services.scheduler.settings import SchedulerSettings
-from moesaic.services.scheduler.stored_policy import PLACEMENT, SCALING, StoredPolicy
+from moesaic.services.scheduler.versioned import PLACEMENT, SCALING, VersionedStore
 from moesaic.v1 import scheduler_pb2_grpc
 
 log = structlog.get_logger()
@@ -49,10 +49,10 @@ async def serve(settings: SchedulerSettings) -> None:
         view, fleet = await enter(watch_placement(bus)), await enter(watch_fleet(bus))
         leader = await enter(leadership(bus, "scheduler", identity.worker_id, process.generation))
         epochs, decisions = EpochStore(bus, leader, view), DecisionLog(bus)
-        placement_policy = PlacementPolicy(policy=settings.placement_policy, source="start")
-        policies = StoredPolicy(bus, epochs, leader, PLACEMENT, placement_policy)
-        scaling_policy = StoredPolicy(bus, epochs, leader, SCALING, settings.scaling_policy)
-        brownout = StoredPolicy(
+        placement_policy = PlacementPolicy(policy=settings.placement_policy)
+        policies = VersionedStore(bus, epochs, leader, PLACEMENT, placement_policy)
+        scaling_policy = VersionedStore(bus, epochs, leader, SCALING, settings.scaling_policy)
+        brownout = VersionedStore(
             bus,
             epochs,
             leader,
@@ -118,7 +118,10 @@ async def serve(settings: SchedulerSettings) -> None:
             "traffic": feed.run,
             "profiles": profiles.run,
             "placer": loop.run,
-            "brownout": brownout.run,
+            "placement policy": policies.run,
+            "scaling policy": scaling_policy.run,
+            "scaling wish": wishes.run,
+            "brownout policy": brownout.run,
             "brownout decisions": BrownoutFeed(bus, leader, decisions).run,
             "index": partial(tidy_index, bus),
             "show": partial(_show, process.status, view, loop),

@@ -51,9 +51,7 @@ async def test_what_is_set_reaches_workers_and_the_rest_stays(suite: Any) -> Non
 
         found = await until_policy(suite.bus, mode="manual")
 
-        assert found == BrownoutPolicy(
-            mode="manual", prefill_threshold=0.0, way=4, source="operator"
-        )
+        assert found == BrownoutPolicy(mode="manual", prefill_threshold=0.0, way=4, version=1)
         later = pb.BrownoutPolicy(slo_ttft_s=1.5)
         await stub.SetBrownout(pb.SetBrownoutRequest(policy=later))
         assert (await until_policy(suite.bus, slo_ttft_s=1.5)).prefill_threshold == 0.0
@@ -77,7 +75,7 @@ async def test_a_policy_that_makes_no_sense_is_refused_and_nothing_changes(suite
 
 async def test_a_redis_that_lost_everything_gets_the_policy_back(suite: Any) -> None:
     scheduler = await suite.scheduler("--brownout", "paper")
-    assert (await until_policy(suite.bus, mode="paper")).source == "start"
+    assert (await until_policy(suite.bus, mode="paper")).version == 0
     async with scheduler.stub() as stub:
         await scheduler.until("leader.changed", leads=True)
         wanted = pb.BrownoutPolicy(mode="auto", slo_ttft_s=2.0)

@@ -36,7 +36,7 @@ from moesaic.services.scheduler.planning.site_profiles import SiteProfiles
 from moesaic.services.scheduler.planning.traffic import TrafficFeed
 from moesaic.services.scheduler.scaling.feed import LoadFeed
 from moesaic.services.scheduler.scaling.wishes import WishStore
-from moesaic.services.scheduler.stored_policy import PLACEMENT, SCALING, StoredPolicy
+from moesaic.services.scheduler.versioned import PLACEMENT, SCALING, VersionedStore
 from tests.redis_keys import DEAD_LETTERS, key_of, placement
 from tests.redis_vandals import VANDALS, Vandal
 from tests.waiting import until
@@ -119,10 +119,10 @@ async def test_every_look_goes_on_and_puts_right_what_is_its_own(
     async with leadership(bus, "scheduler", "s", 1) as lead:
         store, log = EpochStore(bus, lead, view), DecisionLog(bus)
         wishes = WishStore(bus, store, lead)
-        policies: list[StoredPolicy[Any]] = [
-            StoredPolicy(bus, store, lead, PLACEMENT, PlacementPolicy(policy="eplb")),
-            StoredPolicy(bus, store, lead, SCALING, ScalingPolicy()),
-            StoredPolicy(bus, store, lead, POLICY, BrownoutPolicy()),
+        policies: list[VersionedStore[Any]] = [
+            VersionedStore(bus, store, lead, PLACEMENT, PlacementPolicy(policy="eplb")),
+            VersionedStore(bus, store, lead, SCALING, ScalingPolicy()),
+            VersionedStore(bus, store, lead, POLICY, BrownoutPolicy()),
         ]
         traffic, load, sites = (
             TrafficFeed(bus, lead, view, 60.0),
@@ -144,7 +144,7 @@ async def test_every_look_goes_on_and_puts_right_what_is_its_own(
                 assert lead.held
                 for policy in policies:
                     await policy.keep()
-                await wishes.refresh()
+                await wishes.keep()
                 await fleet.refresh(bus)
                 assert not fleet.stale
                 await store.agree()

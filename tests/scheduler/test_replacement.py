@@ -17,7 +17,7 @@ from moesaic.messages.activation import ActivationWindow, LayerActivations
 from moesaic.messages.activation_report import ActivationReport, ServedBatches
 from moesaic.messages.decisions import PlacementPolicy
 from moesaic.messages.placement import Placement
-from moesaic.services.scheduler.stored_policy import PLACEMENT
+from moesaic.services.scheduler.versioned import PLACEMENT
 from moesaic.v1 import scheduler_pb2 as pb
 
 HOT = [4, 5, 6, 7]
@@ -266,7 +266,7 @@ async def test_a_redis_that_lost_everything_gets_the_policy_back(suite):
         policies = msgspec.msgpack.Decoder(PlacementPolicy)
         while (found := await suite.bus.get(PLACEMENT, policies)) is None:
             await asyncio.sleep(0.05)
-        assert (found.policy, found.source) == ("redundance", "operator")
+        assert (found.policy, found.version) == ("redundance", 1)
     assert suite.view.epoch == 1
 
 

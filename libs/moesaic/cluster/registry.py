@@ -121,7 +121,7 @@ class Lease:
         """Give up the lease, if Redis answers and the lease is still ours."""
         name = lease_key(self.record.worker_id)
         with suppress(PeerLost):
-            stored = await self._bus.get_stored(name, _records)
+            stored = await self._bus.get_content(name, _records)
             held = stored.message
             if held is None or held.generation != self.record.generation:
                 return
@@ -247,7 +247,7 @@ async def next_generation(bus: Bus, worker_id: str) -> int:
     name = f"generation:{worker_id}"
     while True:
         try:
-            stored = await bus.get_stored(name, _generations)
+            stored = await bus.get_content(name, _generations)
             last, generation = stored.message, int(time.time())
             if last and last.generation < MOST:
                 generation = max(last.generation + 1, generation)

@@ -103,7 +103,7 @@ async def _claim(bus: Bus, own: Weights, *, may_be_first: bool) -> Weights | Non
     Raises:
         PeerLost: Redis did not do it.
     """
-    stored = await bus.get_stored(_KEY, _weights)
+    stored = await bus.get_content(_KEY, _weights)
     held = stored.message
     if not held.unlike(own) if held else may_be_first:
         mine = bus.sealed(_KEY, own)

@@ -24,7 +24,7 @@ class BrownoutPolicy(msgspec.Struct, frozen=True, kw_only=True, tag="brownout-po
 
     Attributes:
         mode: off unless told otherwise: nothing is degraded silently.
-        source: an operator's order wins over the setting that a scheduler was started with.
+        version: counts orders; 0 is the setting that a scheduler was started with.
         prefill_threshold: in mode ``manual``: share of choices whose own experts stay, 0 to 1.
         decode_threshold: the same for generated tokens.
         slo_ttft_s: target for 90 of 100 first tokens, queueing included, in seconds.
@@ -44,7 +44,7 @@ class BrownoutPolicy(msgspec.Struct, frozen=True, kw_only=True, tag="brownout-po
     """
 
     mode: BrownoutMode = "off"
-    source: Literal["start", "operator"] = "start"
+    version: Count = 0
     prefill_threshold: float = 1.0
     decode_threshold: float = 1.0
     slo_ttft_s: float = 0.25

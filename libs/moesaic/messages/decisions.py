@@ -20,12 +20,17 @@ class Pin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacementPolicy(msgspec.Struct, frozen=True, kw_only=True, tag="placement-policy.v1"):
-    """Settings of operators; they outlive every scheduler."""
+    """Settings of operators; they outlive every scheduler.
+
+    Attributes:
+        policy: by name.
+        pins: that hold under every policy.
+        version: counts orders; 0 is the setting that a scheduler was started with.
+    """
 
     policy: Name
     pins: list[Pin] = []
-    # An order wins over the setting that a scheduler was started with; earlier versions stored only orders.
-    source: Literal["start", "operator"] = "operator"
+    version: Count = 0
 
 
 class PlacementDecision(msgspec.Struct, frozen=True, kw_only=True, tag="placement-decision.v1"):

@@ -52,7 +52,7 @@ class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True, tag="scaling-poli
 
     Attributes:
         mode: off unless told otherwise.
-        source: an operator's order wins over the setting that a scheduler was started with.
+        version: counts orders; 0 is the setting that a scheduler was started with.
         min_attention: fewest attention workers.
         max_attention: most of them; 0: as many as there are.
         min_experts: fewest expert workers.
@@ -71,7 +71,7 @@ class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True, tag="scaling-poli
     """
 
     mode: ScalingMode = "off"
-    source: Literal["start", "operator"] = "start"
+    version: Count = 0
     min_attention: int = 1
     max_attention: int = 0
     min_experts: int = 1
@@ -132,7 +132,9 @@ class ScalingWish(msgspec.Struct, frozen=True, kw_only=True, tag="scaling-wish.v
     """The shape that is wanted, as the last action left it; it outlives every scheduler.
 
     Attributes:
-        number: counts actions, from 1: a scheduler that leads later goes on from here, and repeats nothing.
+        number: counts actions, from 1: a scheduler that leads later goes on from here, and repeats nothing; 0: none
+            was wanted yet.
+        version: counts what was written: each action, and the end of it.
         shape: that is wanted.
         decision_id: of the decision behind it.
         at: seconds since 1970 by the scheduler's clock.
@@ -142,6 +144,7 @@ class ScalingWish(msgspec.Struct, frozen=True, kw_only=True, tag="scaling-wish.v
     """
 
     number: Count
+    version: Count = 0
     shape: FleetShape
     decision_id: Name = ""
     at: Number = 0.0

@@ -36,7 +36,7 @@ from moesaic.services.scheduler.scaling.facts import (
 )
 from moesaic.services.scheduler.scaling.feed import LoadFeed
 from moesaic.services.scheduler.scaling.wishes import OVERTAKEN, WishStore
-from moesaic.services.scheduler.stored_policy import StoredPolicy
+from moesaic.services.scheduler.versioned import VersionedStore
 
 log = structlog.get_logger()
 
@@ -81,12 +81,12 @@ class ScalingParts:
     fleet: Fleet
     view: PlacementView
     leadership: Leadership
-    policy: StoredPolicy[ScalingPolicy]
+    policy: VersionedStore[ScalingPolicy]
     wishes: WishStore
     feed: LoadFeed
     predictor: Predicting
     decisions: DecisionLog
-    brownout: StoredPolicy[BrownoutPolicy]
+    brownout: VersionedStore[BrownoutPolicy]
     actuator: Actuator
 
 
@@ -182,7 +182,7 @@ class ScalingController:
         async with self._turn:
             parts = self._parts
             await parts.policy.keep()
-            await parts.wishes.refresh()
+            await parts.wishes.keep()
             # An operator may leave the policy's bounds.
             bounds = await self._bounds(ScalingPolicy())
             for side in ("attention", "experts"):
@@ -209,7 +209,7 @@ class ScalingController:
     async def _look(self) -> None:
         parts = self._parts
         await parts.policy.keep()
-        await parts.wishes.refresh()
+        await parts.wishes.keep()
         if not self._closed:
             await self._close()
             self._closed = True

@@ -24,7 +24,7 @@ from moesaic.services.scheduler.scaling.controller import (
 from moesaic.services.scheduler.scaling.facts import active_shape
 from moesaic.services.scheduler.scaling.feed import LoadFeed
 from moesaic.services.scheduler.scaling.wishes import WishStore
-from moesaic.services.scheduler.stored_policy import SCALING, StoredPolicy
+from moesaic.services.scheduler.versioned import SCALING, VersionedStore
 
 ONE, TWO, THREE = FleetShape(1, 0), FleetShape(2, 0), FleetShape(3, 0)
 
@@ -123,9 +123,9 @@ class Scheduler:
 
     def __init__(self, bus: Any, view: Any, lead: Any, fleet: Fleet, clock: Clock) -> None:
         epochs = EpochStore(bus, lead, view)
-        self.policy = StoredPolicy(bus, epochs, lead, SCALING, ScalingPolicy(interval_s=0.5))
+        self.policy = VersionedStore(bus, epochs, lead, SCALING, ScalingPolicy(interval_s=0.5))
         self.wishes = WishStore(bus, epochs, lead, clock)
-        self.brownout = StoredPolicy(bus, epochs, lead, POLICY, BrownoutPolicy())
+        self.brownout = VersionedStore(bus, epochs, lead, POLICY, BrownoutPolicy())
         self.log = DecisionLog(bus, clock)
         self.workers, self.choices = Workers(fleet), Choices()
         self.clock, self.looks = clock, Looks()

@@ -162,7 +162,7 @@ async def test_the_policy_and_the_wish_are_put_back_where_redis_has_lost_them(
         while await control.bus.get_bytes(WISH) is None:
             await scheduler.looks.next()
 
-        await scheduler.wishes.refresh()
+        await scheduler.wishes.keep()
         assert scheduler.wishes.wish == wish
         assert (scheduler.policy.current.mode, scheduler.policy.current.max_attention) == (
             "auto",

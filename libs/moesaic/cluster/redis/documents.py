@@ -25,7 +25,7 @@ _MAX_MEMBER_BYTES = 256
 _NO_STRING = Unreadable("its key holds no string", foreign=True)
 
 
-class Stored(NamedTuple, Generic[T]):
+class KeyContent(NamedTuple, Generic[T]):
     """Content of a key.
 
     Attributes:
@@ -64,24 +64,24 @@ class Documents:
         Returns:
             The document; None if it counts as absent.
         """
-        return (await self.get_stored(name, decoder)).message
+        return (await self.get_content(name, decoder)).message
 
-    async def get_stored(self, name: str, decoder: Decoder[T]) -> "Stored[T]":
+    async def get_content(self, name: str, decoder: Decoder[T]) -> "KeyContent[T]":
         """Read a document that is to be replaced."""
         value = await self.get_bytes(name)
         found = await self._read(name, value, decoder)
-        return Stored(value, found[0] if found else None)
+        return KeyContent(value, found[0] if found else None)
 
-    async def get_number(self, name: str) -> Stored[int]:
+    async def get_number(self, name: str) -> KeyContent[int]:
         """Read a number that is written in digits."""
         value = await self.get_bytes(name)
         if value is None:
-            return Stored(None, None)
+            return KeyContent(None, None)
         try:
-            return Stored(value, read_number(value))
+            return KeyContent(value, read_number(value))
         except Unreadable as why:
             await self.dead_letters.document(name, value, why)
-            return Stored(value, None)
+            return KeyContent(value, None)
 
     async def get_written(
         self, names: Iterable[str], decoder: Decoder[T]

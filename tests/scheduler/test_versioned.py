@@ -1,10 +1,11 @@
-"""Every policy that operators set keeps one promise, over a real Redis."""
+"""Every order keeps one promise, over a real Redis: policies that operators set, and the wish for a shape."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -15,9 +16,10 @@ from moesaic.cluster.redis.bus import Bus
 from moesaic.errors import InvalidInput, NotReady
 from moesaic.messages.brownout import BrownoutPolicy
 from moesaic.messages.decisions import Pin, PlacementPolicy
-from moesaic.messages.scaling import ScalingPolicy
+from moesaic.messages.scaling import FleetShape, ScalingPolicy, ScalingWish
 from moesaic.services.scheduler.epochs.store import EpochStore
-from moesaic.services.scheduler.stored_policy import PLACEMENT, SCALING, StoredPolicy
+from moesaic.services.scheduler.scaling.wishes import WISH
+from moesaic.services.scheduler.versioned import PLACEMENT, SCALING, VersionedStore
 from tests.redis_servers import RedisServer, RedisServers
 
 
@@ -30,6 +32,10 @@ def with_worker(policy: ScalingPolicy) -> ScalingPolicy:
     return replace(policy, max_experts=policy.max_experts + 1)
 
 
+def with_number(wish: ScalingWish) -> ScalingWish:
+    return replace(wish, number=wish.number + 1)
+
+
 def with_second(policy: BrownoutPolicy) -> BrownoutPolicy:
     return replace(policy, window_s=policy.window_s + 1.0)
 
@@ -37,12 +43,17 @@ def with_second(policy: BrownoutPolicy) -> BrownoutPolicy:
 # The settings of two starts, and a change that adds one to what there is.
 KINDS: dict[str, tuple[Any, Any, Callable[[Any], Any]]] = {
     PLACEMENT: (
-        PlacementPolicy(policy="auto", source="start"),
-        PlacementPolicy(policy="keep", source="start"),
+        PlacementPolicy(policy="auto"),
+        PlacementPolicy(policy="keep"),
         with_pin,
     ),
     SCALING: (ScalingPolicy(mode="advise"), ScalingPolicy(mode="auto"), with_worker),
     POLICY: (BrownoutPolicy(mode="paper"), BrownoutPolicy(mode="auto"), with_second),
+    WISH: (
+        ScalingWish(number=0, shape=FleetShape(0, 0)),
+        ScalingWish(number=0, shape=FleetShape(0, 0), decision_id="other"),
+        with_number,
+    ),
 }
 
 
@@ -53,20 +64,26 @@ class Schedulers:
         self.key, self.redis, self.bus = key, redis, bus
         self.setting, self.other_setting, self.more = KINDS[key]
         self.told: list[Any] = []
+        self.leaderships: dict[str, Leadership] = {}
+
+    def ordered(self, before: Any) -> Any:
+        """What an order of one more makes of ``before``."""
+        return replace(self.more(before), version=before.version + 1)
 
     async def start(
         self, worker_id: str = "s-0", generation: int = 1, *, setting: Any = None
-    ) -> StoredPolicy[Any]:
+    ) -> VersionedStore[Any]:
         """Start one, which leads if nobody else does or it is a later start of the leader."""
         leadership = Leadership(self.bus, "scheduler", worker_id, generation)
         await leadership.contend()
+        self.leaderships[worker_id] = leadership
         epochs = EpochStore(self.bus, leadership, PlacementView())
 
         async def tell(policy: Any) -> None:
             self.told.append(policy)
 
         setting = setting or self.setting
-        return StoredPolicy(self.bus, epochs, leadership, self.key, setting, tell)
+        return VersionedStore(self.bus, epochs, leadership, self.key, setting, tell)
 
 
 @pytest.fixture(params=KINDS)
@@ -79,15 +96,15 @@ async def schedulers(
         yield Schedulers(request.param, redis, bus)
 
 
-class TestStoredPolicies:
+class TestOrders:
     async def test_changes_at_once_are_all_kept(self, schedulers: Schedulers) -> None:
         leader = await schedulers.start()
 
         await asyncio.gather(*(leader.change(schedulers.more) for _ in range(5)))
 
-        expected = replace(schedulers.setting, source="operator")
+        expected = schedulers.setting
         for _ in range(5):
-            expected = schedulers.more(expected)
+            expected = schedulers.ordered(expected)
         assert leader.current == expected
         again = await schedulers.start("s-1")
         await again.look()
@@ -107,7 +124,7 @@ class TestStoredPolicies:
 
         assert kept.current == ordered
         # Also where the next leader has not looked yet.
-        assert await edited.change(schedulers.more) == schedulers.more(ordered)
+        assert await edited.change(schedulers.more) == schedulers.ordered(ordered)
 
     async def test_an_order_of_what_is_set_already_outlives_its_scheduler_too(
         self, schedulers: Schedulers
@@ -118,7 +135,7 @@ class TestStoredPolicies:
         successor = await schedulers.start(generation=2, setting=schedulers.other_setting)
         await successor.keep()
 
-        assert successor.current == replace(schedulers.setting, source="operator")
+        assert successor.current == replace(schedulers.setting, version=1)
 
     async def test_the_setting_of_another_start_does_not_bind_a_leader(
         self, schedulers: Schedulers
@@ -177,6 +194,61 @@ class TestStoredPolicies:
         assert leader.current == ordered
         await standby.look()
         assert standby.current == ordered
+
+    async def test_no_setting_replaces_an_order_that_its_scheduler_still_holds(
+        self, schedulers: Schedulers
+    ) -> None:
+        leader = await schedulers.start()
+        ordered = await leader.change(schedulers.more)
+        await schedulers.bus.connection.client.flushall()
+        newcomer = await schedulers.start("s-1", setting=schedulers.other_setting)
+        await newcomer.keep()
+        stored = await schedulers.bus.get(schedulers.key, msgspec.msgpack.Decoder(type(ordered)))
+        assert stored == schedulers.other_setting
+
+        await leader.look()
+        assert leader.current == ordered
+        await schedulers.bus.delete("leader:scheduler")
+        await schedulers.leaderships["s-0"].contend()
+        await leader.keep()
+
+        await newcomer.look()
+        assert newcomer.current == leader.current == ordered
+
+    async def test_a_redis_that_went_back_gets_the_latest_order_again(
+        self, schedulers: Schedulers
+    ) -> None:
+        leader, standby = await schedulers.start(), await schedulers.start("s-1")
+        await leader.change(schedulers.more)
+        name = schedulers.bus.connection.key(schedulers.key)
+        earlier = await schedulers.bus.connection.client.get(name)
+        ordered = await leader.change(schedulers.more)
+        await schedulers.bus.connection.client.set(name, earlier)
+
+        await leader.keep()
+
+        assert leader.current == ordered
+        await standby.look()
+        assert standby.current == ordered
+
+    async def test_a_scheduler_that_waits_holds_the_order_when_redis_loses_it(
+        self, schedulers: Schedulers, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("moesaic.services.scheduler.versioned._LOOK_S", 0.01)
+        leader, standby = await schedulers.start(), await schedulers.start("s-1")
+        ordered = await leader.change(schedulers.more)
+        running = asyncio.create_task(standby.run())
+        while standby.current != ordered:
+            await asyncio.sleep(0.01)
+        running.cancel()
+        await schedulers.bus.connection.client.flushall()
+
+        await schedulers.leaderships["s-1"].contend()
+        await standby.keep()
+
+        newcomer = await schedulers.start("s-2")
+        await newcomer.look()
+        assert newcomer.current == ordered
 
     async def test_what_is_known_stays_while_redis_is_gone(self, schedulers: Schedulers) -> None:
         leader = await schedulers.start()

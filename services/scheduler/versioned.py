@@ -1,0 +1,143 @@
+"""Orders in Redis, of operators and of the scheduler itself: they outlive schedulers, and losses of data."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+import structlog
+from msgspec.structs import replace
+
+from moesaic.cluster.leadership import Leadership
+from moesaic.cluster.redis.bus import Bus
+from moesaic.errors import NotReady, PeerLost
+from moesaic.services.scheduler.epochs.store import EpochStore
+
+log = structlog.get_logger()
+
+PLACEMENT, SCALING = "placement:policy", "scaling:policy"
+_LOOK_S = 1.0
+
+
+class Versioned(Protocol):
+    """A document that counts its changes; version 0 is what a scheduler was started with."""
+
+    @property
+    def version(self) -> int:
+        """Number of orders that it has had."""
+        ...
+
+
+_T = TypeVar("_T", bound=Versioned)
+
+
+class VersionedStore(Generic[_T]):
+    """One versioned document: the policy of placement with its pins, of scaling, of brownout, or the wish for a shape.
+
+    ================================  ==========================  ==============================
+    known to this scheduler or Redis  in force for the leader     in force for another scheduler
+    ================================  ==========================  ==============================
+    an order (version 1 or more)      the order of the highest    the same
+                                      version; Redis's of two
+    no order, a document in Redis     its own setting             the document in Redis
+    no order, nothing readable        the document known last     the same
+    ================================  ==========================  ==============================
+
+    The leader writes what is in force unless Redis holds it. So a Redis that lost the document, or went back to an
+    earlier one, gets it from the scheduler that holds it, and no setting replaces an order. Schedulers that wait read
+    it every second, to hold it when they lead.
+
+    Attributes:
+        current: the document in force.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        epochs: EpochStore,
+        leadership: Leadership,
+        key: str,
+        setting: _T,
+        tell: Callable[[_T], Awaitable[object]] | None = None,
+    ) -> None:
+        """``setting``: that this process was started with. ``tell``: gives readers a hint after a change."""
+        self._bus, self._epochs, self._leadership = bus, epochs, leadership
+        self._key = key
+        self._tell: Callable[[_T], Awaitable[object]] | None = tell
+        self._decoder: msgspec.msgpack.Decoder[_T] = msgspec.msgpack.Decoder(type(setting))
+        self._setting: _T = setting
+        self.current: _T = setting
+        self._turn = asyncio.Lock()  # between reading and writing no other task changes it
+
+    async def look(self) -> None:
+        """Take the document from Redis, leading or not; without Redis, what is known stays."""
+        with suppress(PeerLost):
+            async with self._turn:
+                await self._read()
+
+    async def keep(self) -> None:
+        """Take the document from Redis; a leader writes the one in force unless Redis has it.
+
+        Raises:
+            NotReady: another scheduler leads now.
+            PeerLost: Redis did not answer.
+        """
+        async with self._turn:
+            found, stored = await self._read()
+            if self._leadership.held and stored != self.current:
+                await self._write(found, self.current)
+                if self.current.version:
+                    log.warning("order.restored", name=self._key, version=self.current.version)
+
+    async def run(self) -> None:
+        """Look every second, and keep the document in Redis while this scheduler leads, for ever."""
+        while True:
+            with suppress(NotReady, PeerLost):
+                await self.keep()
+            await asyncio.sleep(_LOOK_S)
+
+    async def change(self, edit: Callable[[_T], _T]) -> _T:
+        """Replace the document by what ``edit`` makes of the one in force, as an order of the next version.
+
+        An order that changes nothing about an earlier order keeps its version.
+
+        Returns:
+            The new document.
+
+        Raises:
+            InvalidInput: ``edit`` refuses; nothing has changed.
+            NotReady: another scheduler leads now, or wrote at the same time.
+            PeerLost: Redis did not answer.
+        """
+        async with self._turn:
+            found, _ = await self._read()
+            before, edited = self.current, edit(self.current)
+            if before.version and _of_version(edited, before.version) == before:
+                return before
+            after = _of_version(edited, before.version + 1)
+            await self._write(found, after)
+            log.info("order.set", name=self._key, **msgspec.to_builtins(after))
+            return after
+
+    async def _read(self) -> tuple[bytes | None, _T | None]:
+        found = await self._bus.get_content(self._key, self._decoder)
+        stored, known = found.message, self.current
+        if stored is not None:
+            if not stored.version and not known.version:
+                self.current = self._setting if self._leadership.held else stored
+            elif stored.version >= known.version:
+                self.current = stored
+        return found.value, stored
+
+    async def _write(self, found: bytes | None, document: _T) -> None:
+        sealed = self._bus.sealed(self._key, document)
+        await self._epochs.write({self._key: found}, {self._key: sealed})
+        self.current = document
+        if self._tell is not None:
+            with suppress(PeerLost):  # readers also look by themselves
+                await self._tell(document)
+
+
+def _of_version(document: _T, version: int) -> _T:
+    return replace(document, version=version)
