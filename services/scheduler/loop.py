@@ -1,4 +1,4 @@
-"""The loop that decides: for the workers there are, for operators, for the traffic, in this order.
+"""The loop that decides about the placement while its scheduler leads; ``steps`` has the order of what it does.
 
 Every decision is logged before it is placed, and again with what became of it.
 """
@@ -7,9 +7,9 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import structlog
-from msgspec.structs import replace
 
 from moesaic.cluster.leadership import Leadership
 from moesaic.cluster.placement_view import PlacementView
@@ -22,15 +22,14 @@ from moesaic.errors import (
     PlacementInfeasible,
     StaleEpoch,
 )
-from moesaic.messages.decisions import DecisionOutcome, PlacementDecision, PlacementPolicy
+from moesaic.messages.decisions import DecisionOutcome, Pin, PlacementDecision, PlacementPolicy
 from moesaic.messages.placement import Placement
 from moesaic.messages.registry import WorkerRecord
 from moesaic.messages.rung import Rung
-from moesaic.placement.decide.fitting import fitting
-from moesaic.placement.decide.pins import unfulfilled, with_pins
-from moesaic.placement.decide.proposal import Proposal
+from moesaic.placement.decide.pins import unfulfilled
 from moesaic.placement.decide.stand_ins import own_part, with_rung
 from moesaic.services.scheduler import causes
+from moesaic.services.scheduler.attempt import attempting
 from moesaic.services.scheduler.epochs.confirmation import Confirmation
 from moesaic.services.scheduler.epochs.placer import Obsolete, Placer
 from moesaic.services.scheduler.epochs.staged import place_in_stages
@@ -38,13 +37,14 @@ from moesaic.services.scheduler.epochs.store import EpochStore
 from moesaic.services.scheduler.fleet import FleetProposer
 from moesaic.services.scheduler.log import DecisionLog
 from moesaic.services.scheduler.measuring import measure, measure_sites
-from moesaic.services.scheduler.pinning import Pinning
 from moesaic.services.scheduler.planning.planner import PlacementPlan, Planner
 from moesaic.services.scheduler.planning.site_planner import MigrationTerms, SitePlanner
 from moesaic.services.scheduler.planning.site_profiles import SiteProfiles
 from moesaic.services.scheduler.planning.timing import PlanTimer
 from moesaic.services.scheduler.planning.traffic import TrafficFeed
+from moesaic.services.scheduler.rungs import Rungs
 from moesaic.services.scheduler.settings import SchedulerSettings
+from moesaic.services.scheduler.steps import Confirm, Place, Plan, Situation, next_step
 from moesaic.services.scheduler.turns import PlacementTurns
 from moesaic.services.scheduler.versioned import VersionedStore
 
@@ -54,7 +54,6 @@ _LOOK_S = 1.0  # how often to look without news: newcomers settle, Redis may hav
 _BACKOFF_S = (1.0, 30.0)  # first and longest wait after a failed placement
 # Errors that come again however often a rung is tried.
 _REFUSALS = (CheckpointError, InvalidInput, PlacementInfeasible)
-WITHOUT_UNITED = Rung(instead="fewer")
 _AT_ONCE_S = 0.2  # before deciding again because something has changed
 
 
@@ -82,11 +81,7 @@ class PlacementLoop:
         self.waiting_for: list[str] = []
         self._fleet, self._view, self._leadership, self._epochs = fleet, view, leadership, epochs
         self._policies, self._feed, self._log = policies, feed, decisions
-        self._settings, self._rung_asked_for = settings, rung
-        self._asked_for = Rung()  # by operators, when it was last looked
-        # Since then: those that workers could not load, or have no memory for.
-        self._refused: set[Rung] = set()
-        self._told_differing = ""
+        self._settings, self._rungs = settings, Rungs(rung)
         self._planner = Planner(feed, settings.replan_gain)
         terms = MigrationTerms(
             settings.replan_gain, settings.replan_interval_s, settings.load_share
@@ -103,8 +98,9 @@ class PlacementLoop:
         )
         self._turns = PlacementTurns()
         self._proposer = FleetProposer(fleet)
-        self._pinning = Pinning()
+        self._pins_tried: tuple[int, list[Pin]] = (0, [])  # and the epoch that they were tried for
         self._confirmation = Confirmation(fleet, settings.prepare_timeout_s)
+        self._refused_epoch = 0  # by a worker that was told to confirm it
         self._closed = False  # all decisions but the next one have an outcome
         self._load_bytes_per_s: float | None = None  # of workers, at the last paced placement
 
@@ -115,7 +111,8 @@ class PlacementLoop:
             seen, pause_s = self._fleet.version, _LOOK_S
             try:
                 async with self._turns.of_loop():
-                    await self._step()
+                    if await self._leads() and await self._step():
+                        pause_s = _AT_ONCE_S
                 backoff_s = _BACKOFF_S[0]
             except Obsolete as cause:
                 log.info("placement.obsolete", cause=str(cause))
@@ -182,37 +179,61 @@ class PlacementLoop:
             leader = self._leadership.leader or "nobody"
             raise NotReady(f"this scheduler does not lead; {leader} does")
 
-    async def _step(self) -> None:
+    async def _leads(self) -> bool:
+        """Bring what this scheduler knows up to date; False if it may not decide."""
         self._proposer.look()
         if self._fleet.stale:
             self.waiting_for = ["redis"]
-            return
+            return False
         if not self._leadership.held:
             self._closed = False
             self._confirmation.forget()  # another leader may have workers prepare something
             self.waiting_for = [f"the lead, which {self._leadership.leader or 'nobody'} has"]
-            return
+            return False
         await self._epochs.agree()
         await self._placer.learn()
         await self._policies.keep()
         if not self._closed:
             await self._log.close(self._view.epoch)
             self._closed = True
-        proposal = self._proposer.propose(self._view.current)
-        if proposal.placement is not None and (proposal.urgent or self._may_change()):
-            await self._decide_for_workers(proposal)
-            proposal = self._proposer.propose(self._view.current)
-        self.waiting_for = proposal.waiting_for
-        told = await self._confirm()
-        current = self._view.current
-        if told and proposal.placement is None and current is not None:
-            self.waiting_for += unfulfilled(current, self._policies.current.pins)
-            await measure(self._feed, self._log, current)
-            await measure_sites(self._profiles, self._log, current)
-            if current.rung != self._rung():
-                await self._change_rung(current)
-            elif self._may_change():
-                await self._decide_for_pins_or_traffic(own_part(current))
+        return True
+
+    async def _step(self) -> bool:
+        """Do what comes next; True if there may be more to do at once."""
+        now = self._situation()
+        self.waiting_for = now.proposal.waiting_for
+        if now.settled is not None:
+            self.waiting_for += unfulfilled(now.settled, now.pins)
+            await measure(self._feed, self._log, now.settled)
+            await measure_sites(self._profiles, self._log, now.settled)
+        step = next_step(now)
+        if now.changeable is not None:  # also if none of them can be had: see ``place_pins``
+            self._pins_tried = now.changeable.epoch, now.pins
+        match step:
+            case Place():
+                await self._decide(step.wanted, step.cause, urgent=step.urgent)
+            case Confirm():
+                return await self._confirm()
+            case Plan():
+                await self._rebalance(step.current)
+            case None:
+                return False
+        return True
+
+    def _situation(self) -> Situation:
+        current, pins = self._view.current, self._policies.current.pins
+        return Situation(
+            current=current,
+            proposal=self._proposer.propose(current),
+            workers=dict(self._fleet.workers),
+            pins=pins,
+            pins_tried=self._pins_tried == (self._view.epoch, pins),
+            rung=self._rungs.possible(current, self._experts()),
+            may_change=self._may_change(),
+            unconfirmed=current is not None and bool(self._confirmation.missing(current)),
+            went_back=max(self._epochs.floor, self._refused_epoch + 1) > self._view.epoch,
+            plan_due=self._timer.due,
+        )
 
     def _may_change(self) -> bool:
         """True if a placement that can wait has waited long enough."""
@@ -221,74 +242,19 @@ class PlacementLoop:
         since_s = time.monotonic() - self._placer.last_commit_s
         return self._view.current is None or since_s >= self._settings.min_epoch_interval_s
 
-    async def _decide_for_workers(self, proposal: Proposal) -> None:
-        assert proposal.placement is not None
-        current = own_part(self._view.current) if self._view.current else None
-        wanted = with_pins(proposal.placement, self._policies.current.pins)
-        if wanted.slots != proposal.placement.slots:  # a pin must not stop what workers need
-            records = list(self._fleet.workers.values())
-            wanted = fitting(proposal.placement, wanted, records, current)
-        noted = await self._log.note(**causes.by_workers(current, wanted, self._proposer.known))
-        await self._place(wanted, noted, urgent=proposal.urgent)
-
-    def _rung(self) -> Rung:
-        """The way to degrade that operators want; without united experts if there can be none."""
-        asked_for, current = self._rung_asked_for(), self._view.current
-        if asked_for != self._asked_for:
-            self._asked_for = asked_for
-            self._refused.clear()
-        if self._can_be(asked_for):
-            return asked_for
-        if current is not None and current.num_united and self._can_be(current.rung):
-            return current.rung
-        return WITHOUT_UNITED
-
-    def _can_be(self, rung: Rung) -> bool:
-        """False if a rung was refused, or workers have other united experts for it than others."""
-        if rung in self._refused:
-            return False
-        if rung.instead != "united":
-            return True
-        current = self._view.current
-        found = {
-            record.worker_id: record.united.get(rung.way, "")
-            for record in self._experts()
-            if current is None or record.model_digest == current.model_digest
-        }
-        differing = ", ".join(sorted(found)) if len(set(found.values())) > 1 else ""
-        if differing and differing != self._told_differing:
-            log.error("rung.refused", way=rung.way, cause=f"united experts differ: {differing}")
-        self._told_differing = differing
-        return not differing
-
-    def _refuse(self, rung: Rung, cause: str) -> None:
-        """Do without a rung, until operators want another one."""
-        self._refused.add(rung)
-        log.error("rung.refused", way=rung.way, cause=cause)
-
-    async def _change_rung(self, current: Placement) -> None:
-        """Have choices degraded in another way; experts stay where they are."""
-        wanted = with_rung(current, self._rung())
-        noted = await self._log.note(**causes.by_rung(current, wanted, self._fleet.workers))
-        await self._place(wanted, noted, urgent=False)
+    async def _decide(self, wanted: Placement, cause: dict[str, Any], *, urgent: bool) -> None:
+        """Log a decision, have it placed, and put it in force."""
+        noted = await self._log.note(**cause)
+        await self._place(wanted, noted, urgent=urgent)
         await self._confirm()
 
-    async def _decide_for_pins_or_traffic(self, current: Placement) -> None:
-        """Move experts if operators have pinned some, or if traffic makes it worth while."""
-        pins = self._policies.current.pins
-        pinned = self._pinning.propose(current, pins, self._fleet.workers.values())
-        if pinned.slots != current.slots:
-            noted = await self._log.note(**causes.by_operator(current, pinned, self._fleet.workers))
-            self._pinning.note_tried(current, self._policies.current.pins)
-            await self._place(pinned, noted, urgent=False)
-            await self._confirm()
-        elif self._timer.due():
-            self._pinning.forget()
-            plan = await self._planned(current)
-            if plan is not None and plan.worthwhile:
-                noted = await self._log.note(**causes.by_traffic(plan, adopted=True))
-                await self._place(plan.placement, noted, urgent=False)
-                await self._confirm()
+    async def _rebalance(self, current: Placement) -> None:
+        """Plan by the traffic, and move experts if that is worth while."""
+        self._timer.begin()
+        self._pins_tried = 0, []
+        plan = await self._planned(current)
+        if plan is not None and plan.worthwhile:
+            await self._decide(plan.placement, causes.by_traffic(plan, adopted=True), urgent=False)
 
     async def _planned(self, current: Placement) -> PlacementPlan | None:
         """Plan by the policy in force; None if the fleet, the policy or an operator's placement goes first."""
@@ -307,7 +273,7 @@ class PlacementLoop:
             await asyncio.gather(planning, return_exceptions=True)
 
     def _wishes(self) -> tuple[PlacementPolicy, Rung]:
-        return self._policies.current, self._rung_asked_for()
+        return self._policies.current, self._rungs.asked_for
 
     async def _plan_by_policy_in_force(self, current: Placement) -> PlacementPlan:
         policy = self._policies.current.policy
@@ -318,47 +284,42 @@ class PlacementLoop:
 
     async def _place(self, wanted: Placement, noted: PlacementDecision, *, urgent: bool) -> None:
         """Have a decision placed, and log which epoch that takes and what became of it."""
-        done = DecisionOutcome(decision_id=noted.decision_id)
-
-        async def begun(epoch: int) -> None:
-            nonlocal done
-            done = replace(done, tried=epoch)
-            self.waiting_for = [f"workers to load placement {epoch}"]
-            # A later leader sees by the epoch whether it was committed.
-            await self._log.note_outcome(done)
-
-        started = time.monotonic()
-        failure, overtaken = "the scheduler was stopped", False  # unless something else is known
+        wanted = with_rung(wanted, self._rungs.possible(self._view.current, self._experts()))
+        overtaken = False
         try:
-            wanted = with_rung(wanted, self._rung())
             self._profiles.migrating = not urgent
-            placed = await place_in_stages(
-                self._placer,
-                self._confirmation,
-                self._fleet,
-                self._view,
-                wanted,
-                urgent=urgent,
-                begun=begun,
-            )
-            seconds = round(time.monotonic() - started, 3)
-            done, failure = replace(done, epoch=placed.epoch, seconds=seconds), ""
-            self.waiting_for = []
+            async with attempting(self._log, noted, self._told_epoch) as attempt:
+                placed = await place_in_stages(
+                    self._placer,
+                    self._confirmation,
+                    self._fleet,
+                    self._view,
+                    wanted,
+                    urgent=urgent,
+                    begun=attempt.begun,
+                )
+                attempt.committed(placed)
+                self.waiting_for = []
         except MoesaicError as error:
-            failure, overtaken = str(error), isinstance(error, Obsolete)
-            # Workers send an error of a kind of its own class as one without: no memory, for example.
-            refused = isinstance(error, _REFUSALS) or type(error) is MoesaicError
-            if wanted.num_united and refused:
-                self._refuse(wanted.rung, failure)  # the model's own experts must not want for it
-            self._closed = False  # it may have been committed, if Redis did not say
-            self._confirmation.forget()  # a worker may not have heard that it was given up
-            self._proposer.could_not_load(self._placer.failed)
+            overtaken = isinstance(error, Obsolete)
+            self._note_failure(wanted, error)
             raise
         finally:
             self._profiles.migrating = False
-            done = replace(done, failure=failure)
-            await self._log.note_outcome(done)
-            self._learn_from(noted, done, overtaken=overtaken)
+            self._learn_from(noted, attempt.outcome, overtaken=overtaken)
+
+    def _told_epoch(self, epoch: int) -> None:
+        self.waiting_for = [f"workers to load placement {epoch}"]
+
+    def _note_failure(self, wanted: Placement, error: MoesaicError) -> None:
+        # Workers send an error of a kind of its own class as one without: no memory, for example.
+        refused = isinstance(error, _REFUSALS) or type(error) is MoesaicError
+        if wanted.num_united and refused:
+            # The model's own experts must not want for united ones.
+            self._rungs.refuse(wanted.rung, str(error))
+        self._closed = False  # it may have been committed, if Redis did not say
+        self._confirmation.forget()  # a worker may not have heard that it was given up
+        self._proposer.could_not_load(self._placer.failed)
 
     def _learn_from(
         self, decision: PlacementDecision, outcome: DecisionOutcome, *, overtaken: bool
@@ -380,21 +341,18 @@ class PlacementLoop:
         """Put the committed placement in force wherever that has not been acknowledged.
 
         Returns:
-            True if it is in force everywhere.
+            False if the fleet changed meanwhile.
         """
         current = self._view.current
         if current is None:
             return False
-        if self._epochs.floor <= current.epoch:
-            try:
-                return await self._confirmation.confirm(current)
-            except StaleEpoch as error:
-                self._placer.note_newer(error)
-        # A worker has seen a later epoch, or another placement of this one: Redis went back to an
-        # earlier state.
-        noted = await self._log.note(**causes.by_workers(current, current, self._proposer.known))
-        await self._place(replace(current, epoch=0), noted, urgent=True)
-        return False
+        try:
+            return await self._confirmation.confirm(current)
+        except StaleEpoch as error:
+            # A worker has seen a later epoch, or another placement of this one.
+            self._placer.note_newer(error)
+            self._refused_epoch = current.epoch
+            return True
 
     def _experts(self) -> list[WorkerRecord]:
         return [record for record in self._fleet.workers.values() if record.holds_experts]

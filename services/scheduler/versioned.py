@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 import structlog
@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from moesaic.cluster.leadership import Leadership
 from moesaic.cluster.redis.bus import Bus
 from moesaic.errors import NotReady, PeerLost
+from moesaic.messages.order import Order
 from moesaic.services.scheduler.epochs.store import EpochStore
 
 log = structlog.get_logger()
@@ -20,20 +21,11 @@ PLACEMENT, SCALING = "placement:policy", "scaling:policy"
 _LOOK_S = 1.0
 
 
-class Versioned(Protocol):
-    """A document that counts its changes; version 0 is what a scheduler was started with."""
-
-    @property
-    def version(self) -> int:
-        """Number of orders that it has had."""
-        ...
-
-
-_T = TypeVar("_T", bound=Versioned)
+_T = TypeVar("_T", bound=Order)
 
 
 class VersionedStore(Generic[_T]):
-    """One versioned document: the policy of placement with its pins, of scaling, of brownout, or the wish for a shape.
+    """One document: the policy of placement with its pins, of scaling, of brownout, or the wish for a shape.
 
     ================================  ==========================  ==============================
     known to this scheduler or Redis  in force for the leader     in force for another scheduler
@@ -113,9 +105,9 @@ class VersionedStore(Generic[_T]):
         async with self._turn:
             found, _ = await self._read()
             before, edited = self.current, edit(self.current)
-            if before.version and _of_version(edited, before.version) == before:
+            if before.version and replace(edited, version=before.version) == before:
                 return before
-            after = _of_version(edited, before.version + 1)
+            after = replace(edited, version=before.version + 1)
             await self._write(found, after)
             log.info("order.set", name=self._key, **msgspec.to_builtins(after))
             return after
@@ -137,7 +129,3 @@ class VersionedStore(Generic[_T]):
         if self._tell is not None:
             with suppress(PeerLost):  # readers also look by themselves
                 await self._tell(document)
-
-
-def _of_version(document: _T, version: int) -> _T:
-    return replace(document, version=version)

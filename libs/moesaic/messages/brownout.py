@@ -7,6 +7,7 @@ import msgspec
 
 from moesaic.errors import InvalidInput
 from moesaic.messages.bounds import Count, Name, Number, Share, SmallCount
+from moesaic.messages.order import Order
 from moesaic.messages.rung import MOST_WAY, Rule, Rung
 
 BrownoutMode = Literal["off", "manual", "paper", "auto"]
@@ -19,12 +20,11 @@ RULES: tuple[Rule, ...] = get_args(Rule)
 LONGEST_S = 3600.0
 
 
-class BrownoutPolicy(msgspec.Struct, frozen=True, kw_only=True, tag="brownout-policy.v1"):
+class BrownoutPolicy(Order, frozen=True, kw_only=True, tag="brownout-policy.v1"):
     """Settings of operators; they outlive every scheduler. Defaults are the paper's, but for the mode.
 
     Attributes:
         mode: off unless told otherwise: nothing is degraded silently.
-        version: counts orders; 0 is the setting that a scheduler was started with.
         prefill_threshold: in mode ``manual``: share of choices whose own experts stay, 0 to 1.
         decode_threshold: the same for generated tokens.
         slo_ttft_s: target for 90 of 100 first tokens, queueing included, in seconds.
@@ -44,7 +44,6 @@ class BrownoutPolicy(msgspec.Struct, frozen=True, kw_only=True, tag="brownout-po
     """
 
     mode: BrownoutMode = "off"
-    version: Count = 0
     prefill_threshold: float = 1.0
     decode_threshold: float = 1.0
     slo_ttft_s: float = 0.25

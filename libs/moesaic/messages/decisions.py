@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from moesaic.messages.bounds import Count, Name, Number, SmallCount
+from moesaic.messages.order import Order
 
 EVERY_LAYER = -1
 
@@ -19,18 +20,16 @@ class Pin(msgspec.Struct, frozen=True, kw_only=True):
     worker_id: Name
 
 
-class PlacementPolicy(msgspec.Struct, frozen=True, kw_only=True, tag="placement-policy.v1"):
+class PlacementPolicy(Order, frozen=True, kw_only=True, tag="placement-policy.v1"):
     """Settings of operators; they outlive every scheduler.
 
     Attributes:
         policy: by name.
         pins: that hold under every policy.
-        version: counts orders; 0 is the setting that a scheduler was started with.
     """
 
     policy: Name
-    pins: list[Pin] = []
-    version: Count = 0
+    pins: list[Pin] = msgspec.field(default_factory=list)
 
 
 class PlacementDecision(msgspec.Struct, frozen=True, kw_only=True, tag="placement-decision.v1"):

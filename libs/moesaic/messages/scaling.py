@@ -8,6 +8,7 @@ import msgspec
 
 from moesaic.errors import InvalidInput
 from moesaic.messages.bounds import Count, Name, Number, SmallCount
+from moesaic.messages.order import Order
 
 ScalingMode = Literal["off", "advise", "auto"]
 """``off``: operators alone change numbers. ``advise``: decisions are only reported. ``auto``: they are carried out."""
@@ -47,12 +48,11 @@ def read_shape(text: str, field: str = "shape") -> FleetShape:
     return shape
 
 
-class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True, tag="scaling-policy.v1"):
+class ScalingPolicy(Order, frozen=True, kw_only=True, tag="scaling-policy.v1"):
     """Settings of operators; they outlive every scheduler.
 
     Attributes:
         mode: off unless told otherwise.
-        version: counts orders; 0 is the setting that a scheduler was started with.
         min_attention: fewest attention workers.
         max_attention: most of them; 0: as many as there are.
         min_experts: fewest expert workers.
@@ -71,7 +71,6 @@ class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True, tag="scaling-poli
     """
 
     mode: ScalingMode = "off"
-    version: Count = 0
     min_attention: int = 1
     max_attention: int = 0
     min_experts: int = 1
@@ -128,13 +127,12 @@ _BOUNDS: dict[str, tuple[float, float]] = {
 }
 
 
-class ScalingWish(msgspec.Struct, frozen=True, kw_only=True, tag="scaling-wish.v1"):
+class ScalingWish(Order, frozen=True, kw_only=True, tag="scaling-wish.v1"):
     """The shape that is wanted, as the last action left it; it outlives every scheduler.
 
     Attributes:
         number: counts actions, from 1: a scheduler that leads later goes on from here, and repeats nothing; 0: none
             was wanted yet.
-        version: counts what was written: each action, and the end of it.
         shape: that is wanted.
         decision_id: of the decision behind it.
         at: seconds since 1970 by the scheduler's clock.
@@ -144,7 +142,6 @@ class ScalingWish(msgspec.Struct, frozen=True, kw_only=True, tag="scaling-wish.v
     """
 
     number: Count
-    version: Count = 0
     shape: FleetShape
     decision_id: Name = ""
     at: Number = 0.0

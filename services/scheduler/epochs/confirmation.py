@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from moesaic.cluster.registry import Fleet
 from moesaic.errors import StaleEpoch
-from moesaic.messages.placement import Placement
+from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.placement.decide.proposal import Incarnation, incarnation
 from moesaic.services.scheduler.epochs import workers
 
@@ -22,8 +22,18 @@ class Confirmation:
         """Tell all workers again: that also frees what they may have prepared for nothing."""
         self._done.clear()
 
+    def missing(self, current: Placement) -> list[PlacedWorker]:
+        """List the live workers that have not acknowledged ``current``."""
+        live = {incarnation(record) for record in self._fleet.workers.values()}
+        return [
+            worker
+            for worker in current.workers
+            if (key := (worker.worker_id, worker.generation)) in live
+            and (current.epoch, key) not in self._done
+        ]
+
     async def confirm(self, current: Placement) -> bool:
-        """Tell the live workers that have not been told.
+        """Tell the live workers that have not acknowledged it.
 
         This ends early when the fleet changes: a decision about that is more urgent, and telling can be
         repeated.
@@ -36,12 +46,12 @@ class Confirmation:
             MoesaicError: a worker could not be told; the others were.
         """
         self._done = {done for done in self._done if done[0] == current.epoch}
-        seen, live = self._fleet.version, {incarnation(r) for r in self._fleet.workers.values()}
-        keys = {(worker.worker_id, worker.generation): worker for worker in current.workers}
+        seen = self._fleet.version
         telling = {
-            key: asyncio.create_task(workers.confirm(worker, current, self._timeout_s))
-            for key, worker in keys.items()
-            if key in live and (current.epoch, key) not in self._done
+            (worker.worker_id, worker.generation): asyncio.create_task(
+                workers.confirm(worker, current, self._timeout_s)
+            )
+            for worker in self.missing(current)
         }
         if not telling:
             return True

@@ -19,13 +19,14 @@ class PlanTimer:
         self._stayed: tuple[int, str] = (0, "")  # epoch and policy of the last plan to stay
         self._stayed_s = float("-inf")
 
+    @property
     def due(self) -> bool:
-        """True if the interval is over; then the next one begins."""
-        now_s = time.monotonic()
-        if now_s < self._next_s:
-            return False
-        self._next_s = now_s + self._interval_s
-        return True
+        """True if the interval is over."""
+        return time.monotonic() >= self._next_s
+
+    def begin(self) -> None:
+        """Begin the next interval: a plan is being made."""
+        self._next_s = time.monotonic() + self._interval_s
 
     def interrupted(self) -> None:
         """Make another plan due soon: one was given up for something that goes first."""

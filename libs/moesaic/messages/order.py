@@ -1,0 +1,15 @@
+"""What all orders that outlive a scheduler have in common."""
+
+import msgspec
+
+from moesaic.messages.bounds import Count
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """An order of operators, or of the scheduler itself.
+
+    Attributes:
+        version: counts orders; 0 is what the scheduler was started with.
+    """
+
+    version: Count = 0
