@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.common.remote_calls import remote_calls
 from benchmarks.edge.arrivals import TaskStretch
 from benchmarks.edge.counts import local_share_series
 from benchmarks.edge.figures import OPTIMUM, compared, over_rounds, ratio, stretch_figures
@@ -10,7 +11,6 @@ from benchmarks.edge.session import EdgeSession, SiteTasks
 from moesaic.cli.machine.facts import gemm_gflops
 from moesaic.cli.terminal.console import say
 from moesaic.messages.placement import Placement
-from moesaic.placement.policies.remote_calls import remote_calls
 from moesaic.placement.traffic.statistics import Floats
 
 STEP_S = 2.0

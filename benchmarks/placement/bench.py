@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.aebs.routing import SHAPES, drawn_layer
+from benchmarks.common.remote_calls import remote_calls
 from benchmarks.common.routing_traces import KINDS, demo_trace
 from benchmarks.placement.prediction import predictions
 from benchmarks.placement.times import record_us, sharing_layers, solve_seconds
@@ -20,7 +21,6 @@ from moesaic.placement.evaluation.replay import activated_counts
 from moesaic.placement.evaluation.trace_report import evenly, halves, traffic_of
 from moesaic.placement.policies import POLICIES
 from moesaic.placement.policies.problem import PlacementProblem
-from moesaic.placement.policies.remote_calls import remote_calls
 from moesaic.placement.policies.uniform import Slots
 from moesaic.placement.schedule.aebs import replica_table
 from moesaic.placement.traffic.statistics import MAX_KEPT_SAMPLES, Floats, LayerTraffic

@@ -9,7 +9,7 @@ import torch
 from moesaic.experts.activations import ActivationMeter
 from moesaic.messages.activation_report import ServedBatches
 from moesaic.placement.traffic.recorder import ActivationRecorder, Taken
-from moesaic.placement.traffic.statistics import Statistics
+from tests.placement.drawn import statistics_of
 
 TOPK_IDS = torch.tensor([[0, 1], [0, 2], [3, 1]], dtype=torch.int32)
 
@@ -108,7 +108,7 @@ def test_nothing_is_lost_or_counted_twice_while_windows_are_taken() -> None:
         windows.append(meter.report(**who).window)  # type: ignore[arg-type]
     windows.append(meter.report(**who).window)  # type: ignore[arg-type]
 
-    total = Statistics.from_windows(windows, 8).traffic([1])[0]
+    total = statistics_of(windows, 8).traffic([1])[0]
     assert (total.batches, total.rows, total.tokens.sum()) == (4000, 64000, 128000)
 
 

@@ -1,8 +1,19 @@
 """Drawn traffic, in which some experts are liked more than others."""
 
+from collections.abc import Iterable
+
 import numpy as np
 
-from moesaic.placement.traffic.statistics import LayerTraffic
+from moesaic.messages.activation import ActivationWindow
+from moesaic.placement.traffic.statistics import LayerTraffic, Statistics
+
+
+def statistics_of(windows: Iterable[ActivationWindow], num_experts: int) -> Statistics:
+    """Add up some windows, oldest first."""
+    total = Statistics(num_experts, {})
+    for window in windows:
+        total = total.plus(window)
+    return total
 
 
 def traffic_of(num_experts: int, seed: int, num_batches: int = 6) -> LayerTraffic:

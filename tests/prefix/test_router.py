@@ -78,11 +78,11 @@ def test_a_worker_that_says_too_much_loses_what_it_said_first() -> None:
     router.fleet.join("a", SATURATION)
 
     index.commit(1, names)
-    assert index.num_committed == 10
+    assert index.num_committed_at(1) == 10
     assert index.match(names[10:], 1)[0] == 10
     router.fleet.join("b", SATURATION)
 
-    assert (index.num_committed, len(index)) == (5, 5)
+    assert (index.num_committed_at(1), len(index)) == (5, 5)
 
 
 @given(st.floats(0, 1e9))

@@ -33,11 +33,6 @@ class BlockIndex:
         """Blocks that can be found at some worker."""
         return len(self._holders)
 
-    @property
-    def num_committed(self) -> int:
-        """Pairs of worker and committed block."""
-        return sum(map(len, self._committed.values()))
-
     def num_committed_at(self, bit: int) -> int:
         """Blocks that a worker has, as far as they are remembered."""
         return len(self._committed[bit])

@@ -117,7 +117,7 @@ class FleetPredictor:
         )
 
 
-def activated_of(chosen: NDArray[np.float64], uneven: float = 1.0) -> Activated:
+def activated_of(chosen: NDArray[np.float64], uneven: float) -> Activated:
     """Make the estimate of activated experts on the expert worker that has most of them.
 
     Rows are taken to choose on their own, each expert as often as it was chosen lately.
@@ -150,5 +150,5 @@ def unevenness(
     """
     if served is None or not served[0] or num_workers < 1:
         return 1.0
-    mean = activated_of(chosen)(1, rows) / num_workers
+    mean = activated_of(chosen, 1.0)(1, rows) / num_workers
     return max(1.0, served[1] / served[0] / mean) if mean > 0 else 1.0

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from benchmarks.common.remote_calls import remote_calls
 from moesaic.errors import PlacementInfeasible
 from moesaic.placement.policies.packing import pack_devices
 from moesaic.placement.policies.problem import PlacementProblem
-from moesaic.placement.policies.remote_calls import remote_calls
 from moesaic.placement.policies.room import even_shares
 from moesaic.placement.policies.uniform import Slots
 from tests.placement.drawn import traffic_of

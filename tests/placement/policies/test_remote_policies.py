@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.common.remote_calls import remote_calls
 from moesaic.placement.policies.dance import dance
 from moesaic.placement.policies.optimal import optimal
 from moesaic.placement.policies.problem import PlacementProblem
-from moesaic.placement.policies.remote_calls import remote_calls
 from tests.placement.drawn import traffic_of
 from tests.placement.policies.edges import cost_of
 

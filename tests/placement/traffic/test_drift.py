@@ -129,7 +129,7 @@ def test_a_slow_change_is_seen_in_the_end() -> None:
 
 
 def test_windows_with_few_rows_show_nothing() -> None:
-    test = DriftTest(min_rows=256)
+    test = DriftTest()
     for expert in range(12):  # each other than all before
         few = np.zeros((2, 12))
         few[:, expert] = 3

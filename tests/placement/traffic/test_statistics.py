@@ -12,6 +12,7 @@ from moesaic.errors import InvalidInput
 from moesaic.messages.activation import MAX_SAMPLED_BATCHES, MAX_SENT_PAIRS, ActivationWindow
 from moesaic.placement.traffic.recorder import MAX_PAIRED_EXPERTS, ActivationRecorder
 from moesaic.placement.traffic.statistics import LayerTraffic, Statistics, drift
+from tests.placement.drawn import statistics_of
 
 
 def distinct(num_rows: int, num_experts: int, top_k: int, seed: int) -> Any:
@@ -50,7 +51,7 @@ def test_a_window_says_exactly_what_was_recorded(
         msgspec.msgpack.encode(window_of(recorder)), type=ActivationWindow
     )
 
-    seen = Statistics.from_windows([window], num_experts).traffic([5])[0]
+    seen = statistics_of([window], num_experts).traffic([5])[0]
     expected = LayerTraffic.of_batches(batches, num_experts)
     for name in ("tokens", "active_batches", "coactivation", "rows", "batches", "sampled"):
         np.testing.assert_array_equal(getattr(seen, name), getattr(expected, name))
@@ -72,7 +73,7 @@ def test_long_windows_keep_a_few_batches_evenly() -> None:
     for number in range(1000):  # each of an expert of its own
         recorder.record(0, np.array([[number]]))
 
-    sampled = Statistics.from_windows([window_of(recorder)], 1000).layers[0].sampled
+    sampled = statistics_of([window_of(recorder)], 1000).layers[0].sampled
 
     assert MAX_SAMPLED_BATCHES // 2 <= len(sampled) <= MAX_SAMPLED_BATCHES
     assert np.flatnonzero(sampled.any(axis=0)).tolist() == list(range(0, 1000, 32))
@@ -84,7 +85,7 @@ def test_pairs_that_are_not_sent_are_estimated_and_add_up() -> None:
     recorder = ActivationRecorder(num_experts)
     recorder.record(0, batch)
 
-    seen = Statistics.from_windows([window_of(recorder)], num_experts).traffic([0])[0]
+    seen = statistics_of([window_of(recorder)], num_experts).traffic([0])[0]
 
     exact = LayerTraffic.of_batches([batch], num_experts).coactivation
     assert seen.coactivation.sum() == pytest.approx(exact.sum(), rel=1e-4)
@@ -101,7 +102,7 @@ def test_too_many_experts_for_a_table_of_pairs_are_taken_as_independent() -> Non
     window = window_of(recorder)
 
     assert window.layers[0].pair_first == []
-    seen = Statistics.from_windows([window], num_experts).traffic([0])[0]
+    seen = statistics_of([window], num_experts).traffic([0])[0]
     assert seen.coactivation.sum() / 2 == pytest.approx(50 * 6, rel=1e-4)
 
 
@@ -131,7 +132,7 @@ def test_a_window_that_cannot_be_true_is_refused(
     window = small_window()
 
     with pytest.raises(InvalidInput):
-        Statistics.from_windows([msgspec.structs.replace(window, **change(window))], 4)
+        statistics_of([msgspec.structs.replace(window, **change(window))], 4)
 
 
 @pytest.mark.parametrize(
@@ -163,11 +164,11 @@ def test_a_layer_that_cannot_be_true_is_refused(change: dict[str, Any]) -> None:
     layer = msgspec.structs.replace(window.layers[0], **change)
 
     with pytest.raises(InvalidInput):
-        Statistics.from_windows([msgspec.structs.replace(window, layers=[layer])], 4)
+        statistics_of([msgspec.structs.replace(window, layers=[layer])], 4)
 
 
 def test_old_traffic_fades_and_shares_stay() -> None:
-    before = Statistics.from_windows([small_window()], 4)
+    before = statistics_of([small_window()], 4)
 
     half = before.decayed(0.5)
 
@@ -183,7 +184,7 @@ def test_drift_is_one_where_no_expert_is_shared() -> None:
     other.record(0, np.array([[2, 3]]))
 
     def seen(recorder: ActivationRecorder) -> Statistics:
-        return Statistics.from_windows([window_of(recorder)], 4)
+        return statistics_of([window_of(recorder)], 4)
 
     assert drift(seen(one), seen(other)) == 1
 
@@ -192,7 +193,7 @@ def test_a_window_without_samples_counts_as_any_other() -> None:
     window = small_window()
     bare = msgspec.structs.replace(window.layers[0], sampled=[])
 
-    seen = Statistics.from_windows([msgspec.structs.replace(window, layers=[bare])], 4).layers[0]
+    seen = statistics_of([msgspec.structs.replace(window, layers=[bare])], 4).layers[0]
 
     assert seen.sampled.shape == (0, 4)
     assert seen.tokens.tolist() == [1, 2, 0, 1]
@@ -203,6 +204,6 @@ def test_samples_have_the_rows_of_every_expert() -> None:
     recorder.record(0, np.array([[0, 1], [1, 2], [1, 0]]))
     recorder.record(0, np.tile([0, 2], (70_000, 1)))
 
-    sampled = Statistics.from_windows([window_of(recorder)], 3).layers[0].sampled
+    sampled = statistics_of([window_of(recorder)], 3).layers[0].sampled
 
     assert sampled.tolist() == [[2, 3, 1], [65_535, 0, 65_535]]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from benchmarks.common.remote_calls import remote_calls
 from moesaic.errors import InvalidInput, PlacementInfeasible
-from moesaic.placement.policies.remote_calls import remote_calls
 from moesaic.simulation.edge.fleet import EdgeFleet
 from moesaic.simulation.edge.placing import MOST_SITES, holders_of, place
 from moesaic.simulation.edge.study import run

@@ -7,10 +7,9 @@
 =========  ===================================================================================
 """
 
-from typing import Literal, get_args
+from typing import Literal
 
 Scope = Literal["data", "admin"]
-SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 _OPEN = "open"
 _BY_SERVICE: dict[str, dict[Literal["data", "admin", "open"], str]] = {

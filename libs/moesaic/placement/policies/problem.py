@@ -114,8 +114,3 @@ def as_slots(held: NDArray[np.bool_], slots: Sequence[int]) -> Slots:
         mine + [EMPTY_SLOT] * (int(count) - len(mine))
         for mine, count in zip(experts, slots, strict=True)
     ]
-
-
-def empty_slots(slots: list[Slots]) -> int:
-    """Count the slots that no expert may take, over all layers: an instance holds an expert at most once."""
-    return sum(layer.count(EMPTY_SLOT) for placed in slots for layer in placed)

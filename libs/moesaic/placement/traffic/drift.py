@@ -10,6 +10,7 @@ import numpy as np
 
 from moesaic.placement.traffic.statistics import Floats
 
+UNIT_ROWS = 256  # least rows of a unit, in the layer with most of them
 SPANS = (4, 8, 16)  # units that are recent: the longer, the smaller a shift may be to be seen
 KEPT_UNITS = 48  # from before, that the noise is measured on
 LEAST_BEFORE = 2  # spans from before, without which nothing is concluded
@@ -26,9 +27,8 @@ class DriftTest:
     A change of rate is no drift: it only makes units of more or fewer windows.
     """
 
-    def __init__(self, min_rows: int = 256) -> None:
-        """``min_rows``: of a unit, in the layer with most of them."""
-        self._min_rows = min_rows
+    def __init__(self) -> None:
+        """Start without rows."""
         self._units: list[Floats] = []  # [L, E] each: the experts' parts, oldest first
         self._older: Floats | float = 0.0  # sum of the units that are no longer kept
         self._num_older = 0
@@ -47,7 +47,7 @@ class DriftTest:
             The units in which a shift showed, one of ``SPANS``; 0: none did. After a shift begin a new test.
         """
         self._gathered, self._rows = self._gathered + tokens, self._rows + rows
-        if self._rows < self._min_rows:
+        if self._rows < UNIT_ROWS:
             return 0
         self._append(_parts(self._gathered))
         self._gathered, self._rows = 0.0, 0

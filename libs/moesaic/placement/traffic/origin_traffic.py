@@ -12,6 +12,11 @@ from moesaic.placement.traffic.drift import DriftTest
 from moesaic.placement.traffic.origins import DemandByOrigin, tokens_of
 from moesaic.placement.traffic.statistics import Floats
 
+# Units of new data that a plan after a shift needs at least. A shift that was seen in more of them, because there is
+# much noise, needs as many.
+SETTLE_UNITS = 6
+LONGEST_SETTLE_S = 300.0  # plans wait no longer for an origin, for it may have fallen silent
+
 
 @dataclass(frozen=True)
 class _Settling:
@@ -37,10 +42,6 @@ class OriginTraffic:
         num_experts: int,
         layers: Sequence[int],
         half_life_s: float,
-        *,
-        settle_units: int = 6,
-        longest_settle_s: float = 300.0,
-        min_rows: int = 256,
     ) -> None:
         """Start with no origin.
 
@@ -48,18 +49,12 @@ class OriginTraffic:
             num_experts: of each layer, E.
             layers: the decoder layers that have experts, in order.
             half_life_s: after so many seconds rows count half.
-            settle_units: units of new data that a plan after a shift needs at least. A shift that was
-                seen in more of them, because there is much noise, needs as many.
-            longest_settle_s: plans wait no longer for an origin, for it may have fallen silent.
-            min_rows: of a unit; a window with as many is one.
 
         Raises:
             InvalidInput: ``half_life_s`` is not positive.
         """
         self._num_experts, self._layers = num_experts, tuple(layers)
         self._demand = DemandByOrigin(num_experts, layers, half_life_s)
-        self._settle_units, self._longest_settle_s = settle_units, longest_settle_s
-        self._min_rows = min_rows
         self._tests: dict[str, DriftTest] = {}
         self._settling: dict[str, _Settling] = {}
         self.shifts: Counter[str] = Counter()
@@ -86,7 +81,7 @@ class OriginTraffic:
         origin = window.worker_id
         tokens = tokens_of(window, self._num_experts, self._layers)
         self._demand.add(window, now_s)
-        test = self._tests.setdefault(origin, DriftTest(self._min_rows))
+        test = self._tests.setdefault(origin, DriftTest())
         span = test.add(tokens, max((seen.rows for seen in window.layers), default=0))
         settling = self._settling.get(origin)
         if settling and test.num_units >= settling.units:
@@ -95,7 +90,7 @@ class OriginTraffic:
             return False
         self._demand.forget(origin)
         del self._tests[origin]
-        self._settling[origin] = _Settling(now_s, max(span, self._settle_units))
+        self._settling[origin] = _Settling(now_s, max(span, SETTLE_UNITS))
         self.shifts[origin] += 1
         self.last_shift_s = now_s
         return True
@@ -117,7 +112,7 @@ class OriginTraffic:
         return {
             origin
             for origin, settling in self._settling.items()
-            if now_s - settling.since_s < self._longest_settle_s
+            if now_s - settling.since_s < LONGEST_SETTLE_S
         }
 
     def forget(self, origin: str) -> None:

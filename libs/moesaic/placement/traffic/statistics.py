@@ -100,18 +100,6 @@ class Statistics:
     num_experts: int
     layers: Mapping[int, LayerTraffic]
 
-    @classmethod
-    def from_windows(cls, windows: Iterable[ActivationWindow], num_experts: int) -> "Statistics":
-        """Add up some windows, oldest first.
-
-        Raises:
-            InvalidInput: one cannot be true; see ``require_plausible``.
-        """
-        total = cls(num_experts, {})
-        for window in windows:
-            total = total.plus(window)
-        return total
-
     def decayed(self, keep: float) -> "Statistics":
         """Multiply all counts by ``keep``, which is ``0.5 ** (elapsed_s / half_life_s)``.
 

@@ -150,12 +150,6 @@ def averaged(outcomes: Sequence[EdgeOutcome]) -> EdgeOutcome:
         values = [getattr(each, field.name) for each in outcomes]
         if field.name in ("requests", "events"):
             found[field.name] = sum(values)
-        elif field.name == "site_mean_s":
-            by_run = np.array(values)
-            known = np.isfinite(by_run).sum(axis=0)
-            total = np.nansum(by_run, axis=0)
-            mean = np.where(known > 0, total / np.maximum(known, 1), np.nan)
-            found[field.name] = tuple(mean.tolist())
         else:
             found[field.name] = float(np.average(values, weights=count))
     return EdgeOutcome(**found)  # type: ignore[arg-type]  # all fields, by their names

@@ -24,7 +24,6 @@ class EdgeOutcome:
         mean_s, p50_s, p90_s: from a request's arrival to its last answer.
         mean_first_s: to its first answer.
         mean_wait_s: until a GPU took it into its passes.
-        site_mean_s: ``mean_s`` of each site; NaN without requests.
         remote_part: of choices, those of experts elsewhere.
         messages_per_token: to other sites.
         gpu_part, link_part: of the time until the last answer, in which GPUs and links were in use.
@@ -37,7 +36,6 @@ class EdgeOutcome:
     p90_s: float
     mean_first_s: float
     mean_wait_s: float
-    site_mean_s: tuple[float, ...]
     remote_part: float
     messages_per_token: float
     gpu_part: float
@@ -50,10 +48,6 @@ class EdgeOutcome:
         choices = int(state.local.sum() + state.remote.sum())
         tokens = choices / state.top_k / state.num_layers
         span_s = float(state.end_s.max(initial=0.0)) or 1.0
-        count = np.bincount(state.site, minlength=state.num_sites)
-        total = np.bincount(state.site, weights=latency_s, minlength=state.num_sites)
-        with np.errstate(invalid="ignore"):
-            by_site = total / count
         p50_s, p90_s = np.quantile(latency_s, [0.5, 0.9]) if len(latency_s) else (0.0, 0.0)
         return cls(
             requests=len(latency_s),
@@ -63,7 +57,6 @@ class EdgeOutcome:
             p90_s=float(p90_s),
             mean_first_s=_mean(state.first_s - state.at_s),
             mean_wait_s=_mean(state.begun_s - state.at_s),
-            site_mean_s=tuple(by_site.tolist()),
             remote_part=float(state.remote.sum()) / max(choices, 1),
             messages_per_token=float(state.messages.sum()) / max(tokens, 1e-9),
             gpu_part=float(state.gpu_busy_s.sum()) / state.num_gpus / span_s,
