@@ -30,7 +30,6 @@ def policy_of(arm: str, point: BurstPoint, targets: BurstTargets) -> scheduler_p
         way=point.way,
         slo_ttft_s=targets.ttft_s,
         slo_tpot_s=targets.tpot_s,
-        stamped=arm != "paper" or point.paper_stamped,
     )
 
 

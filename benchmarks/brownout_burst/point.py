@@ -26,7 +26,6 @@ class BurstPoint:
         capacity_s: of the closed loop that measures the capacity.
         targets_s: of the calm stretch that targets are taken from.
         settle_s: most seconds after the last answer that thresholds may take to be 1 again.
-        paper_stamped: if latencies of earlier thresholds do not count in the arm ``paper``; in the paper they do.
     """
 
     topology: str = "local"
@@ -52,7 +51,6 @@ class BurstPoint:
     capacity_s: float = 20.0
     targets_s: float = 40.0
     settle_s: float = 60.0
-    paper_stamped: bool = False
 
     @property
     def burst_end_s(self) -> float:

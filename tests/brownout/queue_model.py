@@ -26,7 +26,7 @@ class Arrival:
     prompt: int
     answer: int
     exact: bool = False
-    version: int | None = None  # under which its first step began
+    began: bool = False  # so did its first step
     left: int = 0
     made: int = 0
     last_s: float = 0.0
@@ -155,10 +155,10 @@ def run(
             waiting.append(request)
         if now_s >= decided_s + DECIDE_EVERY_S:
             decided_s = now_s
-            oldest = next((r.at_s for r in waiting if r.version is None), now_s)
+            oldest = next((r.at_s for r in waiting if not r.began), now_s)
             state = QueueState(
                 now_s,
-                sum(r.version is None for r in waiting),
+                sum(not r.began for r in waiting),
                 sum(r.left for r in waiting),
                 now_s - oldest,
                 len(answering),
@@ -184,8 +184,7 @@ def _step(
     begun: list[Arrival] = []
     while waiting and rows and len(answering) < engine.most_answers:
         request = waiting[0]
-        if request.version is None:
-            request.version = rung.version
+        request.began = True
         taken = min(rows, request.left)
         rows, request.left = rows - taken, request.left - taken
         if not request.left:
@@ -205,13 +204,12 @@ def _step(
     )
     for request in begun:
         request.ttft_s = now_s - request.at_s
-        assert request.version is not None
-        ladder.note_latency("prefill", now_s, request.ttft_s, request.version, exact=request.exact)
+        ladder.note_latency("prefill", now_s, request.ttft_s, exact=request.exact)
         ladder.note_beginning(request.prompt, 0)
     for request in answers:
         gap_s = now_s - request.last_s
         request.tpot_s.append(gap_s)
-        ladder.note_latency("decode", now_s, gap_s, rung.version, exact=request.exact)
+        ladder.note_latency("decode", now_s, gap_s, exact=request.exact)
     for request in [*begun, *answers]:
         request.made, request.last_s = request.made + 1, now_s
         if request.made >= request.answer:

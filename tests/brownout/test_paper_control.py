@@ -1,4 +1,4 @@
-"""Algorithm 2 of the paper: its rule, its bounds, and one answer to one overload."""
+"""Algorithm 2 of the paper: its rule, and its bounds."""
 
 import pytest
 from hypothesis import given
@@ -12,13 +12,13 @@ from moesaic.messages.brownout import BrownoutPolicy
 POLICY = BrownoutPolicy(mode="paper")
 
 
-def windows(*shares: float, version: int = 0, at_s: float = 0.0) -> dict[Phase, LatencyWindow]:
+def windows(*shares: float, at_s: float = 0.0) -> dict[Phase, LatencyWindow]:
     found: dict[Phase, LatencyWindow] = {
         "prefill": LatencyWindow(5.0),
         "decode": LatencyWindow(5.0),
     }
     for share in shares:
-        found["prefill"].add(Latency(at_s, share, version, share))
+        found["prefill"].add(Latency(at_s, share, share))
     return found
 
 
@@ -52,38 +52,24 @@ def test_an_empty_window_holds() -> None:
     control = PaperControl(POLICY)
     old = windows(3.0, at_s=-6.0)
 
-    assert control.decide(0.0, Thresholds(0.3, 0.7), 4, windows()) == (0.3, 0.7)
-    assert control.decide(0.0, Thresholds(0.3, 0.7), 4, old) == (0.3, 0.7)
+    assert control.decide(0.0, Thresholds(0.3, 0.7), windows()) == (0.3, 0.7)
+    assert control.decide(0.0, Thresholds(0.3, 0.7), old) == (0.3, 0.7)
 
 
-def test_one_overload_is_answered_once_with_stamps_and_again_and_again_without() -> None:
-    found = windows(3.0, 3.0)
-    stamped, unstamped = (
-        PaperControl(BrownoutPolicy(mode="paper", stamped=stamps)) for stamps in (True, False)
-    )
-    first = stamped.decide(0.0, EXACT, 0, found)
+def test_one_overload_is_answered_until_the_window_has_passed() -> None:
+    control, found, at = PaperControl(POLICY), windows(3.0), EXACT
+    for _ in range(3):
+        at = control.decide(0.0, at, found)
+    assert at == (pytest.approx(0.8**3), 1.0)
 
-    assert first == (0.8, 1.0)
-    assert stamped.decide(0.1, first, 1, found) == first
-    found["prefill"].add(Latency(0.2, 3.0, 1, 3.0))
-    assert stamped.decide(0.2, first, 1, found) == (pytest.approx(0.64), 1.0)
-
-    again = EXACT
-    for version in range(3):
-        again = unstamped.decide(0.0, again, version, windows(3.0))
-    assert again.prefill == pytest.approx(0.8**3)
+    assert control.decide(POLICY.window_s + 1, at, found) == at
 
 
-def test_a_change_of_one_phase_leaves_the_samples_of_the_other_valid() -> None:
-    control, found = PaperControl(POLICY), windows(3.0)
-    found["decode"].add(Latency(0.0, 2.0, 0, 2.0))
-    found["decode"].add(Latency(0.0, 2.0, 0, 2.0))
-    changed = PaperControl(POLICY).decide(0.0, EXACT, 0, windows(3.0))
-    assert changed.decode == 1.0
+def test_each_phase_goes_by_its_own_latencies() -> None:
+    found = windows(0.1)
+    found["decode"].add(Latency(0.0, 2.0, 2.0))
 
-    control.decide(0.0, EXACT, 0, windows(3.0))
-
-    assert control.decide(0.1, changed, 1, found).decode == pytest.approx(0.8)
+    assert PaperControl(POLICY).decide(0.0, Thresholds(0.5, 0.5), found) == (0.6, 0.4)
 
 
 @given(
@@ -91,23 +77,19 @@ def test_a_change_of_one_phase_leaves_the_samples_of_the_other_valid() -> None:
     least=st.floats(0, 1),
     increment=st.floats(0.001, 1),
     shrink=st.floats(0.01, 0.99),
-    stamped=st.booleans(),
 )
 def test_thresholds_stay_within_their_bounds(
-    shares: list[float | None], least: float, increment: float, shrink: float, stamped: bool
+    shares: list[float | None], least: float, increment: float, shrink: float
 ) -> None:
     policy = BrownoutPolicy(
         mode="paper",
         min_prefill_threshold=least,
         increment=increment,
         shrink=shrink,
-        stamped=stamped,
     ).checked()
-    control, at, version = PaperControl(policy), EXACT, 0
+    control, at = PaperControl(policy), EXACT
     for i, share in enumerate(shares):
-        found = windows(*([] if share is None else [share]), version=version, at_s=float(i))
-        after = control.decide(float(i), at, version, found)
-        version += after != at
-        at = after
+        found = windows(*([] if share is None else [share]), at_s=float(i))
+        at = control.decide(float(i), at, found)
         assert least <= at.prefill <= 1
         assert at.decode == 1

@@ -66,10 +66,10 @@ def test_a_decision_is_told_again_with_what_was_measured_in_the_window_after_it(
     late_s: float,
 ) -> None:
     sparse, ladder = SparseDecisions(), at(Ladder(POLICY), 0.5)
-    ladder.note_latency("prefill", 9.0, 7.0, 0, exact=False)
+    ladder.note_latency("prefill", 9.0, 7.0, exact=False)
     sparse.note(10.0, 123.0, ladder)
     for seconds in (0.1, 0.3):
-        ladder.note_latency("prefill", 12.0, seconds, 1, exact=False)
+        ladder.note_latency("prefill", 12.0, seconds, exact=False)
     sparse.note(14.9, 0.0, ladder)
     [made] = sparse.take()
 

@@ -51,7 +51,7 @@ async def slow_rig(tiny_model: Any, policy: BrownoutPolicy, clock: Clock) -> Asy
         r.engine.brownout = BrownoutControl(clock)
 
         async def slowly(step: Any, layer: int, hidden_states: Any, promised: Any) -> Any:
-            prefill, _, _ = r.engine.brownout.thresholds()
+            prefill, _ = r.engine.brownout.thresholds
             clock.now_s += 0.0003 * len(hidden_states) * (0.5 + 0.5 * prefill)
             return await dispatch(step, layer, hidden_states, promised)
 
@@ -79,7 +79,7 @@ async def test_an_overload_is_degraded_then_shed_and_then_all_is_exact_again(
                 names.append(f"burst{len(names)}")
                 r.submit(names[-1], prompt, ANSWER)
             await asyncio.sleep(0)
-        assert r.engine.brownout.thresholds()[0] < 1
+        assert r.engine.brownout.thresholds[0] < 1
         r.submit("exact", prompt, ANSWER, min_threshold=1.0)
         refused = refusals(r)
         error = next(iter(refused.values())).error
@@ -92,7 +92,7 @@ async def test_an_overload_is_degraded_then_shed_and_then_all_is_exact_again(
         served = next(name for name in names if name not in refused)
         assert r.tokens("exact") == r.tokens(served)
 
-        await clock.until(lambda: r.engine.brownout.thresholds()[:2] == (1.0, 1.0))
+        await clock.until(lambda: r.engine.brownout.thresholds == (1.0, 1.0))
         assert not r.engine.load().brownout.shedding
         r.submit("later", prompt, ANSWER)
         await r.ended("later")
@@ -119,7 +119,7 @@ async def test_the_papers_rule_lowers_thresholds_by_measured_latencies_and_sheds
         await r.ended(*asked)
 
         assert refusals(r) == {}
-        assert r.engine.brownout.thresholds()[:2] == (0.3, 1.0)
+        assert r.engine.brownout.thresholds == (0.3, 1.0)
         assert r.engine.load().brownout.ttft_p90_s is not None
 
 
@@ -131,7 +131,7 @@ async def test_without_a_policy_nothing_is_degraded_whatever_happens(
             r.submit(name, tokens, ANSWER)
         await r.ended(*prompts(30))
 
-        assert r.engine.brownout.thresholds() == (1.0, 1.0, 0)
+        assert r.engine.brownout.thresholds == (1.0, 1.0)
         assert refusals(r) == {}
         assert r.engine.brownout.take_decisions() == []
 
@@ -143,7 +143,7 @@ async def test_thresholds_that_operators_set_hold_from_the_next_step_on(tiny_mod
         r.submit("one", [5, 6, 7], ANSWER)
         await r.ended("one")
 
-        assert r.engine.brownout.thresholds() == (0.5, 0.25, 1)
+        assert r.engine.brownout.thresholds == (0.5, 0.25)
         load = r.engine.load().brownout
         assert (load.mode, load.prefill_threshold, load.decode_threshold) == ("manual", 0.5, 0.25)
 

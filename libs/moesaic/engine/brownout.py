@@ -8,7 +8,14 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from moesaic.brownout.control.contract import EXACT, PHASES, Phase, QueueState, StepTaken
+from moesaic.brownout.control.contract import (
+    EXACT,
+    PHASES,
+    Phase,
+    QueueState,
+    StepTaken,
+    Thresholds,
+)
 from moesaic.brownout.control.ladder import Ladder
 from moesaic.brownout.control.sparse import SparseDecisions
 from moesaic.engine import metrics
@@ -41,7 +48,6 @@ class BrownoutLoad:
         mode: of the policy in force here.
         prefill_threshold: share of choices whose own experts stay.
         decode_threshold: likewise.
-        version: of the two; it grows with each change.
         ttft_p90_s: of the policy's window; ``None`` without first tokens.
         tpot_p90_s: likewise.
         shedding: new standard requests are refused.
@@ -52,7 +58,6 @@ class BrownoutLoad:
     mode: BrownoutMode = "off"
     prefill_threshold: float = 1.0
     decode_threshold: float = 1.0
-    version: int = 0
     ttft_p90_s: float | None = None
     tpot_p90_s: float | None = None
     shedding: bool = False
@@ -62,11 +67,11 @@ class BrownoutLoad:
 
 @dataclass
 class _Timing:
-    """Times of one request. The first step for its next token began under ``version``, if any did."""
+    """Times of one request; ``began``: so did the first step for its next token."""
 
     submitted_s: float
     exact: bool
-    version: int | None = None
+    began: bool = False
     last_token_s: float | None = None
 
 
@@ -96,10 +101,10 @@ class BrownoutControl:
             self._ladder.set_policy(policy)
             self._decided_s = float("-inf")
 
-    def thresholds(self) -> tuple[float, float, int]:
-        """Return the thresholds of prefill and decode, 0 to 1, and their version."""
-        rung = self._ladder.rung
-        return rung.thresholds.prefill, rung.thresholds.decode, rung.version
+    @property
+    def thresholds(self) -> Thresholds:
+        """The thresholds in force."""
+        return self._ladder.rung.thresholds
 
     @property
     def num_open(self) -> int:
@@ -153,12 +158,11 @@ class BrownoutControl:
 
     def began(self, planned: PlannedStep) -> None:
         """Take note that a step begins."""
-        version = self._ladder.rung.version
         for chunk in planned.chunks:
             timing = self._timings.get(chunk.sequence.request.key)
-            if timing is None or timing.version is not None:
+            if timing is None or timing.began:
                 continue
-            timing.version = version
+            timing.began = True
             if timing.last_token_s is None:
                 cached = chunk.sequence.num_cached or 0
                 self._ladder.note_beginning(len(chunk.sequence.request.token_ids), cached)
@@ -183,8 +187,8 @@ class BrownoutControl:
         for event in events:
             if isinstance(event, TokenEvent | ScoreEvent):
                 timing = self._timings.get(event.key)
-                if timing is not None and timing.version is not None:
-                    self._note(timing, timing.version, now_s)
+                if timing is not None and timing.began:
+                    self._note(timing, now_s)
             elif isinstance(event, FinishEvent | FailureEvent):
                 ended = self._timings.pop(event.key, None)
                 if ended is not None and isinstance(event, FinishEvent):
@@ -216,7 +220,6 @@ class BrownoutControl:
             self.policy.mode,
             rung.thresholds.prefill,
             rung.thresholds.decode,
-            rung.version,
             ttft_p90_s,
             tpot_p90_s,
             rung.shedding,
@@ -228,11 +231,11 @@ class BrownoutControl:
         """Return the decisions to tell since the last call, without names of a worker."""
         return self._sparse.take()
 
-    def _note(self, timing: _Timing, version: int, now_s: float) -> None:
+    def _note(self, timing: _Timing, now_s: float) -> None:
         phase: Phase = "prefill" if timing.last_token_s is None else "decode"
         since_s = timing.submitted_s if timing.last_token_s is None else timing.last_token_s
-        self._ladder.note_latency(phase, now_s, now_s - since_s, version, exact=timing.exact)
-        timing.version, timing.last_token_s = None, now_s
+        self._ladder.note_latency(phase, now_s, now_s - since_s, exact=timing.exact)
+        timing.began, timing.last_token_s = False, now_s
 
     def _decide(self, state: QueueState) -> None:
         rung = self._ladder.decide(state)

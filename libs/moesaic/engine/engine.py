@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from moesaic.brownout.control.contract import Thresholds
 from moesaic.costs import RandomChoice
 from moesaic.dispatch.contract import Dispatcher, Step
 from moesaic.dispatch.expert_waits import NOTHING, ExpertWaits, Measuring, WaitsForExperts
@@ -210,7 +209,7 @@ class Engine:
             await self._stall(error)
             self.ledger.starts_anew()
             return
-        thresholds = self._computer.thresholds = Thresholds(*self.brownout.thresholds()[:2])
+        thresholds = self._computer.thresholds = self.brownout.thresholds
         self.batcher.only_standard = step.has_lost
         self.batcher.prefill_threshold = 1.0 if step.rung is None else thresholds.prefill
         planned = self.batcher.next_step()

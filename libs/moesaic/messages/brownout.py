@@ -35,7 +35,6 @@ class BrownoutPolicy(Order, frozen=True, kw_only=True, tag="brownout-policy.v1")
         warning: mode ``paper``: below this part of a target a threshold grows.
         increment: mode ``paper``: by so much.
         shrink: mode ``paper``: above its target a threshold is multiplied by this.
-        stamped: mode ``paper``: latencies of an earlier threshold do not count. The paper counts them.
         min_prefill_threshold: the threshold of prompts is never less.
         min_decode_threshold: that of generated tokens is never less.
         window_s: latencies count for so many seconds.
@@ -54,7 +53,6 @@ class BrownoutPolicy(Order, frozen=True, kw_only=True, tag="brownout-policy.v1")
     warning: float = 0.8
     increment: float = 0.1
     shrink: float = 0.8
-    stamped: bool = True
     min_prefill_threshold: float = 0.0
     min_decode_threshold: float = 0.0
     window_s: float = 5.0

@@ -971,7 +971,6 @@ class BrownoutLoad(_message.Message):
     MODE_FIELD_NUMBER: _builtins.int
     PREFILL_THRESHOLD_FIELD_NUMBER: _builtins.int
     DECODE_THRESHOLD_FIELD_NUMBER: _builtins.int
-    VERSION_FIELD_NUMBER: _builtins.int
     TTFT_P90_S_FIELD_NUMBER: _builtins.int
     TPOT_P90_S_FIELD_NUMBER: _builtins.int
     SHEDDING_FIELD_NUMBER: _builtins.int
@@ -982,8 +981,6 @@ class BrownoutLoad(_message.Message):
     prefill_threshold: _builtins.float
     """share of choices whose own experts stay"""
     decode_threshold: _builtins.float
-    version: _builtins.int
-    """of the thresholds"""
     ttft_p90_s: _builtins.float
     """of the policy's window"""
     tpot_p90_s: _builtins.float
@@ -998,7 +995,6 @@ class BrownoutLoad(_message.Message):
         mode: _builtins.str = ...,
         prefill_threshold: _builtins.float = ...,
         decode_threshold: _builtins.float = ...,
-        version: _builtins.int = ...,
         ttft_p90_s: _builtins.float | None = ...,
         tpot_p90_s: _builtins.float | None = ...,
         shedding: _builtins.bool = ...,
@@ -1007,7 +1003,7 @@ class BrownoutLoad(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_tpot_p90_s", b"_tpot_p90_s", "_ttft_p90_s", b"_ttft_p90_s", "tpot_p90_s", b"tpot_p90_s", "ttft_p90_s", b"ttft_p90_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tpot_p90_s", b"_tpot_p90_s", "_ttft_p90_s", b"_ttft_p90_s", "decode_threshold", b"decode_threshold", "degraded_share", b"degraded_share", "mode", b"mode", "num_shed", b"num_shed", "prefill_threshold", b"prefill_threshold", "shedding", b"shedding", "tpot_p90_s", b"tpot_p90_s", "ttft_p90_s", b"ttft_p90_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tpot_p90_s", b"_tpot_p90_s", "_ttft_p90_s", b"_ttft_p90_s", "decode_threshold", b"decode_threshold", "degraded_share", b"degraded_share", "mode", b"mode", "num_shed", b"num_shed", "prefill_threshold", b"prefill_threshold", "shedding", b"shedding", "tpot_p90_s", b"tpot_p90_s", "ttft_p90_s", b"ttft_p90_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__tpot_p90_s: _TypeAlias = _typing.Literal["tpot_p90_s"]  # noqa: Y015
     _WhichOneofArgType__tpot_p90_s: _TypeAlias = _typing.Literal["_tpot_p90_s", b"_tpot_p90_s"]  # noqa: Y015

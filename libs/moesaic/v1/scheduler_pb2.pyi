@@ -763,7 +763,6 @@ class BrownoutPolicy(_message.Message):
     WARNING_FIELD_NUMBER: _builtins.int
     INCREMENT_FIELD_NUMBER: _builtins.int
     SHRINK_FIELD_NUMBER: _builtins.int
-    STAMPED_FIELD_NUMBER: _builtins.int
     MIN_PREFILL_THRESHOLD_FIELD_NUMBER: _builtins.int
     MIN_DECODE_THRESHOLD_FIELD_NUMBER: _builtins.int
     WINDOW_S_FIELD_NUMBER: _builtins.int
@@ -787,14 +786,13 @@ class BrownoutPolicy(_message.Message):
     """paper: algorithm 2's numbers"""
     increment: _builtins.float
     shrink: _builtins.float
-    stamped: _builtins.bool
     min_prefill_threshold: _builtins.float
     min_decode_threshold: _builtins.float
     window_s: _builtins.float
     way: _builtins.int
     """experts with one united expert; 0: there are none"""
     rule: _builtins.str
-    """tokens, error, instances"""
+    """tokens, instances"""
     def __init__(
         self,
         *,
@@ -809,16 +807,15 @@ class BrownoutPolicy(_message.Message):
         warning: _builtins.float | None = ...,
         increment: _builtins.float | None = ...,
         shrink: _builtins.float | None = ...,
-        stamped: _builtins.bool | None = ...,
         min_prefill_threshold: _builtins.float | None = ...,
         min_decode_threshold: _builtins.float | None = ...,
         window_s: _builtins.float | None = ...,
         way: _builtins.int | None = ...,
         rule: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_decode_threshold", b"_decode_threshold", "_exact_slo_tpot_s", b"_exact_slo_tpot_s", "_exact_slo_ttft_s", b"_exact_slo_ttft_s", "_exact_wait_s", b"_exact_wait_s", "_increment", b"_increment", "_min_decode_threshold", b"_min_decode_threshold", "_min_prefill_threshold", b"_min_prefill_threshold", "_mode", b"_mode", "_prefill_threshold", b"_prefill_threshold", "_rule", b"_rule", "_shrink", b"_shrink", "_slo_tpot_s", b"_slo_tpot_s", "_slo_ttft_s", b"_slo_ttft_s", "_stamped", b"_stamped", "_warning", b"_warning", "_way", b"_way", "_window_s", b"_window_s", "decode_threshold", b"decode_threshold", "exact_slo_tpot_s", b"exact_slo_tpot_s", "exact_slo_ttft_s", b"exact_slo_ttft_s", "exact_wait_s", b"exact_wait_s", "increment", b"increment", "min_decode_threshold", b"min_decode_threshold", "min_prefill_threshold", b"min_prefill_threshold", "mode", b"mode", "prefill_threshold", b"prefill_threshold", "rule", b"rule", "shrink", b"shrink", "slo_tpot_s", b"slo_tpot_s", "slo_ttft_s", b"slo_ttft_s", "stamped", b"stamped", "warning", b"warning", "way", b"way", "window_s", b"window_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_decode_threshold", b"_decode_threshold", "_exact_slo_tpot_s", b"_exact_slo_tpot_s", "_exact_slo_ttft_s", b"_exact_slo_ttft_s", "_exact_wait_s", b"_exact_wait_s", "_increment", b"_increment", "_min_decode_threshold", b"_min_decode_threshold", "_min_prefill_threshold", b"_min_prefill_threshold", "_mode", b"_mode", "_prefill_threshold", b"_prefill_threshold", "_rule", b"_rule", "_shrink", b"_shrink", "_slo_tpot_s", b"_slo_tpot_s", "_slo_ttft_s", b"_slo_ttft_s", "_warning", b"_warning", "_way", b"_way", "_window_s", b"_window_s", "decode_threshold", b"decode_threshold", "exact_slo_tpot_s", b"exact_slo_tpot_s", "exact_slo_ttft_s", b"exact_slo_ttft_s", "exact_wait_s", b"exact_wait_s", "increment", b"increment", "min_decode_threshold", b"min_decode_threshold", "min_prefill_threshold", b"min_prefill_threshold", "mode", b"mode", "prefill_threshold", b"prefill_threshold", "rule", b"rule", "shrink", b"shrink", "slo_tpot_s", b"slo_tpot_s", "slo_ttft_s", b"slo_ttft_s", "warning", b"warning", "way", b"way", "window_s", b"window_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decode_threshold", b"_decode_threshold", "_exact_slo_tpot_s", b"_exact_slo_tpot_s", "_exact_slo_ttft_s", b"_exact_slo_ttft_s", "_exact_wait_s", b"_exact_wait_s", "_increment", b"_increment", "_min_decode_threshold", b"_min_decode_threshold", "_min_prefill_threshold", b"_min_prefill_threshold", "_mode", b"_mode", "_prefill_threshold", b"_prefill_threshold", "_rule", b"_rule", "_shrink", b"_shrink", "_slo_tpot_s", b"_slo_tpot_s", "_slo_ttft_s", b"_slo_ttft_s", "_stamped", b"_stamped", "_warning", b"_warning", "_way", b"_way", "_window_s", b"_window_s", "decode_threshold", b"decode_threshold", "exact_slo_tpot_s", b"exact_slo_tpot_s", "exact_slo_ttft_s", b"exact_slo_ttft_s", "exact_wait_s", b"exact_wait_s", "increment", b"increment", "min_decode_threshold", b"min_decode_threshold", "min_prefill_threshold", b"min_prefill_threshold", "mode", b"mode", "prefill_threshold", b"prefill_threshold", "rule", b"rule", "shrink", b"shrink", "slo_tpot_s", b"slo_tpot_s", "slo_ttft_s", b"slo_ttft_s", "stamped", b"stamped", "warning", b"warning", "way", b"way", "window_s", b"window_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decode_threshold", b"_decode_threshold", "_exact_slo_tpot_s", b"_exact_slo_tpot_s", "_exact_slo_ttft_s", b"_exact_slo_ttft_s", "_exact_wait_s", b"_exact_wait_s", "_increment", b"_increment", "_min_decode_threshold", b"_min_decode_threshold", "_min_prefill_threshold", b"_min_prefill_threshold", "_mode", b"_mode", "_prefill_threshold", b"_prefill_threshold", "_rule", b"_rule", "_shrink", b"_shrink", "_slo_tpot_s", b"_slo_tpot_s", "_slo_ttft_s", b"_slo_ttft_s", "_warning", b"_warning", "_way", b"_way", "_window_s", b"_window_s", "decode_threshold", b"decode_threshold", "exact_slo_tpot_s", b"exact_slo_tpot_s", "exact_slo_ttft_s", b"exact_slo_ttft_s", "exact_wait_s", b"exact_wait_s", "increment", b"increment", "min_decode_threshold", b"min_decode_threshold", "min_prefill_threshold", b"min_prefill_threshold", "mode", b"mode", "prefill_threshold", b"prefill_threshold", "rule", b"rule", "shrink", b"shrink", "slo_tpot_s", b"slo_tpot_s", "slo_ttft_s", b"slo_ttft_s", "warning", b"warning", "way", b"way", "window_s", b"window_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__decode_threshold: _TypeAlias = _typing.Literal["decode_threshold"]  # noqa: Y015
     _WhichOneofArgType__decode_threshold: _TypeAlias = _typing.Literal["_decode_threshold", b"_decode_threshold"]  # noqa: Y015
@@ -846,8 +843,6 @@ class BrownoutPolicy(_message.Message):
     _WhichOneofArgType__slo_tpot_s: _TypeAlias = _typing.Literal["_slo_tpot_s", b"_slo_tpot_s"]  # noqa: Y015
     _WhichOneofReturnType__slo_ttft_s: _TypeAlias = _typing.Literal["slo_ttft_s"]  # noqa: Y015
     _WhichOneofArgType__slo_ttft_s: _TypeAlias = _typing.Literal["_slo_ttft_s", b"_slo_ttft_s"]  # noqa: Y015
-    _WhichOneofReturnType__stamped: _TypeAlias = _typing.Literal["stamped"]  # noqa: Y015
-    _WhichOneofArgType__stamped: _TypeAlias = _typing.Literal["_stamped", b"_stamped"]  # noqa: Y015
     _WhichOneofReturnType__warning: _TypeAlias = _typing.Literal["warning"]  # noqa: Y015
     _WhichOneofArgType__warning: _TypeAlias = _typing.Literal["_warning", b"_warning"]  # noqa: Y015
     _WhichOneofReturnType__way: _TypeAlias = _typing.Literal["way"]  # noqa: Y015
@@ -880,8 +875,6 @@ class BrownoutPolicy(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__slo_tpot_s) -> _WhichOneofReturnType__slo_tpot_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__slo_ttft_s) -> _WhichOneofReturnType__slo_ttft_s | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__stamped) -> _WhichOneofReturnType__stamped | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__warning) -> _WhichOneofReturnType__warning | None: ...
     @_typing.overload

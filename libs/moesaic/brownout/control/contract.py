@@ -70,11 +70,9 @@ class Latency:
     Attributes:
         at_s: the token's time.
         seconds: to the first token from submission, or from one token to the next.
-        version: of the thresholds under which its first step began.
         share: of the target of the request's class.
     """
 
     at_s: float
     seconds: float
-    version: int
     share: float

@@ -46,7 +46,6 @@ class LadderState:
 
     Attributes:
         thresholds: from now on.
-        version: of these; it grows with each change.
         shedding: new standard requests are refused.
         retry_after_s: for those that are refused.
         wait_s: that a request would have ahead of it now; 0: unknown.
@@ -58,7 +57,6 @@ class LadderState:
     """
 
     thresholds: Thresholds = EXACT
-    version: int = 0
     shedding: bool = False
     retry_after_s: float = LEAST_RETRY_S
     wait_s: float = 0.0
@@ -95,20 +93,17 @@ class Ladder:
         self._paper = PaperControl(policy)
         self._predictive = PredictiveControl(policy, self._predictive)
 
-    def note_latency(
-        self, phase: Phase, now_s: float, seconds: float, version: int, *, exact: bool
-    ) -> None:
+    def note_latency(self, phase: Phase, now_s: float, seconds: float, *, exact: bool) -> None:
         """Take note of a first token (prefill) or of a later one (decode).
 
         Args:
             phase: of the token.
             now_s: its time.
             seconds: since the request was submitted, or since the token before.
-            version: of the thresholds when the first step for it began.
             exact: the request must not be degraded.
         """
         target_s = self._target_s(phase, exact=exact)
-        self.windows[phase].add(Latency(now_s, seconds, version, seconds / target_s))
+        self.windows[phase].add(Latency(now_s, seconds, seconds / target_s))
 
     def note_arrival(self, now_s: float, tokens: int) -> None:
         """Take note of a request, refused or not, with so many tokens in its prompt."""
@@ -151,13 +146,11 @@ class Ladder:
         """Decide for the steps from now on."""
         prediction = self._predicted(state)
         thresholds, before = prediction.thresholds, self.rung
-        version = before.version + (thresholds != before.thresholds)
         shedding = self._sheds(prediction)
         too_long_s = prediction.wait_s - SHED_BELOW * self._most_wait_s(prediction)
         retry_s = min(MOST_RETRY_S, max(LEAST_RETRY_S, too_long_s))
         self.rung = LadderState(
             thresholds,
-            version,
             shedding,
             math.ceil(retry_s * 10) / 10,
             prediction.wait_s,
@@ -179,7 +172,7 @@ class Ladder:
         current = Thresholds(*map(max, before.thresholds, least))
         if policy.mode == "paper":
             now_s = state.now_s
-            return Prediction(self._paper.decide(now_s, current, before.version, self.windows))
+            return Prediction(self._paper.decide(now_s, current, self.windows))
         return self._predictive.decide(state, current, self.windows)
 
     def _sheds(self, prediction: Prediction) -> bool:

@@ -1,4 +1,4 @@
-"""Latencies of the last seconds, by the version of the thresholds that they were measured under. Pure."""
+"""Latencies of the last seconds. Pure."""
 
 import math
 from collections import deque
@@ -34,20 +34,17 @@ class LatencyWindow:
         """Return the 90th percentile in seconds; ``None`` without samples."""
         return percentile_90(sample.seconds for sample in self._recent(now_s))
 
-    def p90_share(
-        self, now_s: float, *, since_version: int = 0, begun_since_s: float = -math.inf
-    ) -> float | None:
+    def p90_share(self, now_s: float, *, begun_since_s: float = -math.inf) -> float | None:
         """Return the 90th percentile as a share of the target; ``None`` without samples.
 
         Args:
             now_s: end of the window.
-            since_version: samples of earlier versions do not count.
-            begun_since_s: nor do those whose time began before this.
+            begun_since_s: samples whose time began before this do not count.
         """
         return percentile_90(
             sample.share
             for sample in self._recent(now_s)
-            if sample.version >= since_version and sample.at_s - sample.seconds >= begun_since_s
+            if sample.at_s - sample.seconds >= begun_since_s
         )
 
     def between_s(self, since_s: float, until_s: float) -> float | None:

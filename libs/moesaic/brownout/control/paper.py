@@ -10,9 +10,8 @@ above the target                is multiplied by ``shrink``
 otherwise, or without samples   stays
 ==============================  =======================
 
-The paper counts every latency of the window, so that it answers one overload in each iteration until
-the window has passed. With version stamps, a latency counts only if the threshold has not changed
-since its first step began.
+Every latency of the window counts, so that one overload is answered in each iteration until the window
+has passed.
 """
 
 from moesaic.brownout.control.contract import PHASES, Phase, Thresholds
@@ -42,13 +41,11 @@ class PaperControl:
 
     def __init__(self, policy: BrownoutPolicy) -> None:
         self._policy = policy
-        self._changed: dict[Phase, int] = dict.fromkeys(PHASES, 0)  # versions
 
     def decide(
         self,
         now_s: float,
         current: Thresholds,
-        version: int,
         windows: dict[Phase, LatencyWindow],
     ) -> Thresholds:
         """Decide one iteration.
@@ -56,15 +53,11 @@ class PaperControl:
         Args:
             now_s: the time.
             current: thresholds in force.
-            version: of these; others will have the next one.
             windows: latencies of each phase.
         """
         found: list[float] = []
         for phase, threshold in zip(PHASES, current, strict=True):
-            since = self._changed[phase] if self._policy.stamped else 0
-            share = windows[phase].p90_share(now_s, since_version=since)
+            share = windows[phase].p90_share(now_s)
             least = getattr(self._policy, f"min_{phase}_threshold")
             found.append(max(least, next_threshold(threshold, share, self._policy)))
-            if found[-1] != threshold:
-                self._changed[phase] = version + 1
         return Thresholds(*found)

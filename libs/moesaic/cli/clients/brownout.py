@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from moesaic.v1 import scheduler_pb2 as pb
 
 WORKER_COLUMNS = (
-    *("worker", "mode", "prefill", "decode", "version", "TTFT P90", "TPOT P90", "shed", "degraded"),
+    *("worker", "mode", "prefill", "decode", "TTFT P90", "TPOT P90", "shed", "degraded"),
 )
 DECISION_COLUMNS = ("when (UTC)", "worker", "prefill", "decode", "shed", "predicted", "measured")
 
@@ -53,7 +53,6 @@ def worker_row(name: str, state: dict[str, Any]) -> tuple[object, ...]:
         state["mode"] or "off",
         f"{state['prefill_threshold']:.2f}",
         f"{state['decode_threshold']:.2f}",
-        state["version"],
         _seconds(state.get("ttft_p90_s")),
         _seconds(state.get("tpot_p90_s")),
         f"{state['num_shed']}{', now' if state['shedding'] else ''}",
