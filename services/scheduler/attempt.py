@@ -13,7 +13,7 @@ from moesaic.services.scheduler.log import DecisionLog
 
 
 class Attempt:
-    """What is known of the attempt.
+    """Progress of one attempt.
 
     Attributes:
         outcome: as the log has it at the end.

@@ -44,7 +44,7 @@ from moesaic.services.scheduler.planning.timing import PlanTimer
 from moesaic.services.scheduler.planning.traffic import TrafficFeed
 from moesaic.services.scheduler.rungs import Rungs
 from moesaic.services.scheduler.settings import SchedulerSettings
-from moesaic.services.scheduler.steps import Confirm, Place, Plan, Situation, next_step
+from moesaic.services.scheduler.steps import ConfirmStep, PlaceStep, PlanStep, Situation, next_step
 from moesaic.services.scheduler.turns import PlacementTurns
 from moesaic.services.scheduler.versioned import VersionedStore
 
@@ -210,11 +210,11 @@ class PlacementLoop:
         if now.changeable is not None:  # also if none of them can be had: see ``place_pins``
             self._pins_tried = now.changeable.epoch, now.pins
         match step:
-            case Place():
+            case PlaceStep():
                 await self._decide(step.wanted, step.cause, urgent=step.urgent)
-            case Confirm():
+            case ConfirmStep():
                 return await self._confirm()
-            case Plan():
+            case PlanStep():
                 await self._rebalance(step.current)
             case None:
                 return False

@@ -22,7 +22,7 @@ from moesaic.services.scheduler import causes
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """What a leader knows when it decides.
+    """Facts that a leader decides by.
 
     Attributes:
         current: the committed placement.
@@ -65,7 +65,7 @@ class Situation:
 
 
 @dataclass(frozen=True)
-class Place:
+class PlaceStep:
     """Make ``wanted`` the placement.
 
     Attributes:
@@ -80,18 +80,18 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Confirm:
+class ConfirmStep:
     """Tell workers which placement is committed."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlanStep:
     """Plan by the traffic, for the model's own part of the committed placement."""
 
     current: Placement
 
 
-Step = Place | Confirm | Plan
+Step = PlaceStep | ConfirmStep | PlanStep
 
 
 def next_step(now: Situation) -> Step | None:
@@ -106,7 +106,7 @@ def next_step(now: Situation) -> Step | None:
     )
 
 
-def settle_workers(now: Situation) -> Place | None:
+def settle_workers(now: Situation) -> PlaceStep | None:
     """Place what the coming and going of workers calls for, at once if it is urgent."""
     proposed = now.proposal.placement
     if proposed is None or not (now.proposal.urgent or now.may_change):
@@ -116,32 +116,32 @@ def settle_workers(now: Situation) -> Place | None:
     if wanted.slots != proposed.slots:  # a pin must not stop what workers need
         wanted = fitting(proposed, wanted, list(now.workers.values()), current)
     cause = causes.by_workers(current, wanted, now.workers)
-    return Place(wanted, cause, urgent=now.proposal.urgent)
+    return PlaceStep(wanted, cause, urgent=now.proposal.urgent)
 
 
-def go_ahead_of_workers(now: Situation) -> Place | None:
+def go_ahead_of_workers(now: Situation) -> PlaceStep | None:
     """Place the same under a new epoch, if a worker has seen a later one than that of ``current``."""
     if now.current is None or not now.went_back:
         return None
     cause = causes.by_workers(now.current, now.current, now.workers)
-    return Place(replace(now.current, epoch=0), cause, urgent=True)
+    return PlaceStep(replace(now.current, epoch=0), cause, urgent=True)
 
 
-def confirm(now: Situation) -> Confirm | None:
+def confirm(now: Situation) -> ConfirmStep | None:
     """Tell workers which placement is committed, until all have acknowledged it."""
-    return Confirm() if now.current is not None and now.unconfirmed else None
+    return ConfirmStep() if now.current is not None and now.unconfirmed else None
 
 
-def change_rung(now: Situation) -> Place | None:
+def change_rung(now: Situation) -> PlaceStep | None:
     """Have choices degraded in another way; experts stay where they are."""
     settled = now.settled
     if settled is None or settled.rung == now.rung:
         return None
     wanted = with_rung(settled, now.rung)
-    return Place(wanted, causes.by_rung(settled, wanted, now.workers))
+    return PlaceStep(wanted, causes.by_rung(settled, wanted, now.workers))
 
 
-def place_pins(now: Situation) -> Place | None:
+def place_pins(now: Situation) -> PlaceStep | None:
     """Place as many of the pins as can be had."""
     current = now.changeable
     if current is None or now.pins_tried:
@@ -150,10 +150,10 @@ def place_pins(now: Situation) -> Place | None:
     possible = fitting(current, wanted, list(now.workers.values()), current)
     if possible.slots == current.slots:
         return None
-    return Place(possible, causes.by_operator(current, possible, now.workers))
+    return PlaceStep(possible, causes.by_operator(current, possible, now.workers))
 
 
-def rebalance(now: Situation) -> Plan | None:
+def rebalance(now: Situation) -> PlanStep | None:
     """Plan by the traffic when it is time."""
     current = now.changeable
-    return Plan(current) if current is not None and now.plan_due else None
+    return PlanStep(current) if current is not None and now.plan_due else None

@@ -11,9 +11,9 @@ from moesaic.messages.registry import WorkerRecord
 from moesaic.messages.rung import Rung
 from moesaic.placement.decide.proposal import Proposal
 from moesaic.services.scheduler.steps import (
-    Confirm,
-    Place,
-    Plan,
+    ConfirmStep,
+    PlaceStep,
+    PlanStep,
     Situation,
     change_rung,
     confirm,
@@ -83,12 +83,12 @@ def pinned(expert: int = 3, worker_id: str = "w0") -> dict[str, Any]:
 
 # What calls for each step, the first one first.
 CALLS: list[tuple[dict[str, Any], type, str]] = [
-    ({"proposal": Proposal(placement=PROPOSED, urgent=True)}, Place, "workers"),
-    ({"went_back": True}, Place, "workers"),
-    ({"unconfirmed": True}, Confirm, ""),
-    ({"rung": PAIRS}, Place, "operator"),
-    (pinned(), Place, "operator"),
-    ({"plan_due": True}, Plan, ""),
+    ({"proposal": Proposal(placement=PROPOSED, urgent=True)}, PlaceStep, "workers"),
+    ({"went_back": True}, PlaceStep, "workers"),
+    ({"unconfirmed": True}, ConfirmStep, ""),
+    ({"rung": PAIRS}, PlaceStep, "operator"),
+    (pinned(), PlaceStep, "operator"),
+    ({"plan_due": True}, PlanStep, ""),
 ]
 
 
@@ -108,7 +108,7 @@ def test_the_first_step_that_is_called_for_is_taken_whatever_else_is(first: int)
     alone = next_step(situation(**CALLS[first][0]))
     assert isinstance(step, kind)
     assert isinstance(alone, kind)
-    if isinstance(step, Place):
+    if isinstance(step, PlaceStep):
         assert step.cause["cause"] == cause
 
 
@@ -171,5 +171,5 @@ def test_plans_are_for_the_models_own_experts_and_wait_their_turn() -> None:
     united = replace(CURRENT, rung=Rung(instead="fewer"))
     now = situation(current=united, rung=united.rung, plan_due=True)
 
-    assert rebalance(now) == Plan(CURRENT)
+    assert rebalance(now) == PlanStep(CURRENT)
     assert rebalance(situation(plan_due=True, may_change=False)) is None

@@ -1,4 +1,4 @@
-"""What all orders that outlive a scheduler have in common."""
+"""Orders that outlive a scheduler: what all of them have in common."""
 
 import msgspec
 
