@@ -25,7 +25,6 @@ class MigrationVerdict:
         transfer_s: how long it takes: the use of the busiest link, and the time between stages.
         pays: whether to migrate.
         reason: a sentence for people.
-        remote_per_s_before, remote_per_s_after: calls of experts elsewhere, in rows per second.
         local_share_before, local_share_after: part of all rows whose expert is at their origin; 1 if no
             rows are expected.
         row_s_before, row_s_after: mean seconds from a row's call of an expert to its result.
@@ -38,8 +37,6 @@ class MigrationVerdict:
     transfer_s: float
     pays: bool
     reason: str
-    remote_per_s_before: float
-    remote_per_s_after: float
     local_share_before: float
     local_share_after: float
     row_s_before: float
@@ -154,8 +151,6 @@ class MigrationCase:
             transfer_s=transfer_s,
             pays=pays,
             reason=reason if num_moves else "no expert would have to move",
-            remote_per_s_before=float(before.sum()),
-            remote_per_s_after=float(after.sum()),
             local_share_before=1 - float(before.sum()) / rows_per_s if rows_per_s else 1.0,
             local_share_after=1 - float(after.sum()) / rows_per_s if rows_per_s else 1.0,
             row_s_before=self._row_s(before),
