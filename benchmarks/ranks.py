@@ -7,7 +7,6 @@ two ranks with one thread each.
 """
 
 import asyncio
-import json
 import multiprocessing
 import statistics
 import tempfile
@@ -18,32 +17,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from benchmarks.common.models import QWEN3_30B, write_model
 from benchmarks.common.ranks import Ranks, load_part
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.layers.step_batch import StepBatch
 from moesaic.models.layers.warm_up import experts_elsewhere
 from moesaic.models.tensor_parallel.meeting import file_store, meeting_file, stay_on_interface
 
-HIDDEN, LAYERS, VOCAB = 2048, 4, 8192
-CONFIG: dict[str, Any] = {
-    "model_type": "qwen3_moe",
-    "vocab_size": VOCAB,
-    "hidden_size": HIDDEN,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "num_experts": 8,
-    "num_experts_per_tok": 8,
-    "moe_intermediate_size": 768,
-    "intermediate_size": 6144,
-    "max_position_embeddings": 4096,
-}
+HIDDEN, LAYERS = QWEN3_30B["hidden_size"], 4
+CONFIG: dict[str, Any] = {**QWEN3_30B, "vocab_size": 8192, "num_hidden_layers": LAYERS}
 CONTEXT = 512
 STEPS = {"1 row": (1, CONTEXT), "8 rows": (8, CONTEXT), "prompt of 512": (512, 0)}
 ROUNDS, TIMES = 5, 8
@@ -54,7 +40,7 @@ def run(quick: bool) -> dict[str, Any]:
     rounds = 2 if quick else ROUNDS
     messages = _measure_messages(rounds)
     with tempfile.TemporaryDirectory() as directory:
-        _write_model(Path(directory))
+        write_model(Path(directory), CONFIG, "float32", with_experts=False)
         layers = _measure_layers(Path(directory), rounds)
     return {
         "config": {"model": CONFIG, "steps": STEPS, "rounds": rounds},
@@ -111,33 +97,6 @@ def _in_turn(rounds: int, sizes: tuple[int, ...]) -> Iterator[tuple[int, tuple[f
             rows = torch.zeros(count, HIDDEN)
             told = _timed(partial(told_and_added_up, rows))
             yield count, (told, _timed(partial(added_up_in_both, rows)))
-
-
-def _write_model(directory: Path) -> None:
-    generator = torch.Generator().manual_seed(1)
-
-    def made(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator) * 0.02
-
-    tensors = {
-        "model.embed_tokens.weight": made(VOCAB, HIDDEN),
-        "lm_head.weight": made(VOCAB, HIDDEN),
-        "model.norm.weight": made(HIDDEN),
-    }
-    for layer in range(LAYERS):
-        at = f"model.layers.{layer}."
-        tensors |= {
-            f"{at}input_layernorm.weight": made(HIDDEN),
-            f"{at}post_attention_layernorm.weight": made(HIDDEN),
-            f"{at}self_attn.q_proj.weight": made(32 * 128, HIDDEN),
-            f"{at}self_attn.k_proj.weight": made(4 * 128, HIDDEN),
-            f"{at}self_attn.v_proj.weight": made(4 * 128, HIDDEN),
-            f"{at}self_attn.o_proj.weight": made(HIDDEN, 32 * 128),
-            f"{at}self_attn.q_norm.weight": made(128),
-            f"{at}self_attn.k_norm.weight": made(128),
-        }
-    safetensors.torch.save_file(tensors, directory / "model.safetensors")
-    (directory / "config.json").write_text(json.dumps(CONFIG))
 
 
 def _measure_layers(directory: Path, rounds: int) -> dict[str, Any]:

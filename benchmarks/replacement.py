@@ -7,8 +7,6 @@ turns it is left alone, and made to move half of its experts to other workers an
 import asyncio
 import itertools
 import json
-import shutil
-import statistics
 import tempfile
 import time
 from collections.abc import Sequence
@@ -18,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.execute_stream import ExecuteStream, execute_stream
+from benchmarks.common.models import MIDDLE, write_model
 from benchmarks.common.suite import DEMO, RunningSuite, running_suite
+from benchmarks.common.turns import spread
 from moesaic.cluster.rpc.channels import channel
 from moesaic.messages.placement import EMPTY_SLOT
 from moesaic.v1 import placement_pb2, scheduler_pb2_grpc
@@ -30,19 +30,6 @@ TOKENS = 128  # of each request; then comes the next
 ROUNDS, QUICK_ROUNDS = 6, 2
 SHARES = (0.1, 1.0)  # the default, and loading without rest
 QUIET_S = 14.0  # before each move: until then workers keep what they held, and need not load it
-SHAPE = {
-    "vocab_size": 4096,
-    "hidden_size": 384,
-    "num_hidden_layers": 12,
-    "num_experts": 16,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 384,
-    "intermediate_size": 384,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "max_position_embeddings": 2048,
-}
 
 
 @dataclass
@@ -67,7 +54,7 @@ def run(quick: bool) -> dict[str, Any]:
         model, slots = DEMO, 14
         if not quick:
             model, slots = Path(name), 7
-            _make_model(model)
+            write_model(model, MIDDLE, "float32", tokenizer=DEMO)
         rounds = QUICK_ROUNDS if quick else ROUNDS
         shares = SHARES[:1] if quick else SHARES
         figures = {
@@ -83,21 +70,13 @@ def run(quick: bool) -> dict[str, Any]:
         "config": {
             "streams": STREAMS,
             "rounds": rounds,
-            "model": "demo" if quick else SHAPE,
+            "model": "demo" if quick else MIDDLE,
             "expert_workers": 3,
             "slots_per_layer": slots,
         },
         "figures": figures,
         "notes": notes,
     }
-
-
-def _make_model(directory: Path) -> None:
-    from benchmarks.parity.cases import ParityCase, build_reference
-
-    build_reference(ParityCase("qwen3_moe", "benchmark", SHAPE), directory)
-    for file in DEMO.glob("token*"):
-        shutil.copy(file, directory)
 
 
 def _measured(model: Path, slots: int, share: float, rounds: int) -> dict[str, Any]:
@@ -198,24 +177,16 @@ def _figures(
 ) -> dict[str, Any]:
     alone = [gap for of_round in quiet for gap in of_round]
     meanwhile = [gap for of_round in moving for gap in of_round]
-    of_rounds = sorted(
-        _ms(b, 0.99) / _ms(a, 0.99) for a, b in zip(quiet, moving, strict=True) if a and b
-    )
+    pairs = zip(quiet, moving, strict=True)
+    of_rounds = [_ms(b, 0.99) / _ms(a, 0.99) for a, b in pairs if a and b]
     return {
         "gaps": {"quiet": len(alone), "moving": len(meanwhile)},
         "quiet_ms": {"p50": _ms(alone, 0.5), "p99": _ms(alone, 0.99)},
         "moving_ms": {"p50": _ms(meanwhile, 0.5), "p99": _ms(meanwhile, 0.99)},
         "p50_ratio": round(_ms(meanwhile, 0.5) / _ms(alone, 0.5), 3),
         "p99_ratio": round(_ms(meanwhile, 0.99) / _ms(alone, 0.99), 3),
-        "p99_ratio_of_rounds": {
-            "least": round(of_rounds[0], 3),
-            "median": round(statistics.median(of_rounds), 3),
-            "largest": round(of_rounds[-1], 3),
-        },
-        "move_s": {
-            "median": round(statistics.median(seconds), 2),
-            "longest": round(max(seconds), 2),
-        },
+        "p99_ratio_of_rounds": spread(of_rounds),
+        "move_s": spread(seconds, 2),
         "experts_moved_each_time": moved,
     }
 

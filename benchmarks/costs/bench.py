@@ -10,13 +10,14 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 
+from benchmarks.common.models import DEEPSEEK_V2, QWEN3_30B, QWEN3_235B, write_model
 from benchmarks.costs.parts import (
     Clock,
     Measurement,
@@ -25,13 +26,15 @@ from benchmarks.costs.parts import (
     measure_fetching,
     measure_head,
 )
-from benchmarks.costs.shapes import DEEPSEEK_V2, QWEN3_30B, QWEN3_235B, MeasuredShape, write_layers
 from moesaic.costs import CostFit
 from moesaic.messages.performance import PART_TERMS, Part, PartCost, PerformanceModel
+from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.weights.checkpoint import Checkpoint
 
+SHAPES = {"qwen3-30b-a3b": QWEN3_30B, "qwen3-235b-a22b": QWEN3_235B, "deepseek-v2": DEEPSEEK_V2}
 NUM_LAYERS = 2  # of attention that are timed
+VOCAB = 1024  # of the checkpoint: the head is measured by itself
 REPEATS = 20
 
 
@@ -39,28 +42,29 @@ def run(quick: bool) -> dict[str, Any]:
     """Measure every part of every shape; on a CPU of the smallest alone."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    shapes = (QWEN3_30B, QWEN3_235B, DEEPSEEK_V2) if device.type == "cuda" else (QWEN3_30B,)
+    names = list(SHAPES) if device.type == "cuda" and not quick else list(SHAPES)[:1]
     clock = _device_clock(quick) if device.type == "cuda" else _host_clock(quick)
-    name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+    device_name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     figures: dict[str, Any] = {}
     series: dict[str, Any] = {}  # amounts and seconds
-    for shape in shapes[:1] if quick else shapes:
-        measured = {part: list(found) for part, found in _parts(shape, dtype, device, clock, quick)}
+    for name in names:
+        parts = _parts(SHAPES[name], dtype, device, clock, quick)
+        measured = {part: list(found) for part, found in parts}
         fits: dict[str, PartCost] = {part: _fit(part, found) for part, found in measured.items()}
         model = PerformanceModel(
-            device=name, source=f"moesaic bench costs, {shape.name}, {dtype}", parts=fits
+            device=device_name, source=f"moesaic bench costs, {name}, {dtype}", parts=fits
         )
-        figures[shape.name] = {
+        figures[name] = {
             "model": msgspec.to_builtins(model),
             "parts": {part: _quality(fits[part], found) for part, found in measured.items()},
             "activated_alone": _by_activated(measured["experts"]),
         }
-        series[shape.name] = {
+        series[name] = {
             part: [[*amounts, seconds] for amounts, seconds in found]
             for part, found in measured.items()
         }
     return {
-        "config": {"device": name, "dtype": str(dtype), "layers_timed": NUM_LAYERS},
+        "config": {"device": device_name, "dtype": str(dtype), "layers_timed": NUM_LAYERS},
         "figures": figures,
         "series": series,
         "notes": [
@@ -75,12 +79,15 @@ def run(quick: bool) -> dict[str, Any]:
 
 
 def _parts(
-    shape: MeasuredShape, dtype: torch.dtype, device: torch.device, clock: Clock, quick: bool
+    shape: Mapping[str, Any], dtype: torch.dtype, device: torch.device, clock: Clock, quick: bool
 ) -> Iterable[tuple[Part, Iterable[Measurement]]]:
     with tempfile.TemporaryDirectory() as directory, torch.inference_mode():
-        config = write_layers(shape, Path(directory), NUM_LAYERS)
-        decoder = Decoder.load(Checkpoint(Path(directory)), config, dtype, device)
-        yield "attention", measure_attention(decoder, clock, shape.num_layers, quick)
+        model = Path(directory)
+        few = {"num_hidden_layers": NUM_LAYERS, "vocab_size": VOCAB, "tie_word_embeddings": True}
+        write_model(model, {**shape, **few}, with_experts=False)
+        config = load_config(model)
+        decoder = Decoder.load(Checkpoint(model), config, dtype, device)
+        yield "attention", measure_attention(decoder, clock, shape["num_hidden_layers"], quick)
         del decoder
         yield "experts", measure_experts(config, dtype, device, clock, quick)
         yield "head", measure_head(shape, dtype, device, clock, quick)

@@ -1,12 +1,11 @@
 """Measurements of the parts of a step, by the code that serves."""
 
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.costs.shapes import MeasuredShape
 from moesaic.experts.slots import LayerSlots, SlotTable
 from moesaic.kernels.gated_mlp import make_mlp
 from moesaic.kernels.linear import make_linear
@@ -84,11 +83,11 @@ def measure_experts(
 
 
 def measure_head(
-    shape: MeasuredShape, dtype: torch.dtype, device: torch.device, clock: Clock, quick: bool
+    shape: Mapping[str, Any], dtype: torch.dtype, device: torch.device, clock: Clock, quick: bool
 ) -> Iterator[Measurement]:
     """Time the logits of so many rows over the whole vocabulary."""
-    hidden = shape.settings["hidden_size"]
-    head = make_linear(_made(dtype, device, shape.vocab_size, hidden))
+    hidden = shape["hidden_size"]
+    head = make_linear(_made(dtype, device, shape["vocab_size"], hidden))
     norm = torch.ones(hidden, dtype=dtype, device=device)
     for num_rows in (1, 16) if quick else (1, 4, 16, 64, 256):
         rows = _made(dtype, device, num_rows, hidden)

@@ -92,8 +92,8 @@ async def _measure(suite: RunningSuite, starts: int, pairs: int, streams: int) -
         rested = await _added(gateway.port, direct, prompts, pairs // 2, REST_S, bare)
     return {
         "started": {
-            "livez_s": _spread([livez for livez, _ in started]),
-            "readyz_s": _spread([readyz for _, readyz in started]),
+            "livez_s": _deciles([livez for livez, _ in started]),
+            "readyz_s": _deciles([readyz for _, readyz in started]),
         },
         "added": {
             "suite": added,
@@ -267,9 +267,9 @@ def _missed(figures: dict[str, Any]) -> dict[str, float]:
 
 
 def _milliseconds(times: Sequence[float]) -> dict[str, float]:
-    return _spread([seconds * 1e3 for seconds in times])
+    return _deciles([seconds * 1e3 for seconds in times])
 
 
-def _spread(values: Sequence[float]) -> dict[str, float]:
+def _deciles(values: Sequence[float]) -> dict[str, float]:
     low, middle, high = (statistics.quantiles(values, n=10)[i] for i in (0, 4, 8))
     return {"p10": round(low, 3), "p50": round(middle, 3), "p90": round(high, 3)}

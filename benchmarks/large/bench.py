@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.common.turns import in_turn, ratios, spread
 from benchmarks.engine.bench import LLAMA_CPP
 from benchmarks.engine.llama_cpp import gguf_side, llama_cpp_build
 from benchmarks.engine.sides import Side, suite_side
@@ -51,7 +52,7 @@ def run(quick: bool) -> dict[str, Any]:
     asked: dict[str, Any] = {}
     starts: dict[str, list[float]] = {side: [] for side in sides}
     for number in range(rounds):
-        for name in sides[number % len(sides) :] + sides[: number % len(sides)]:
+        for name in in_turn(sides, number):
             say(f"round {number + 1}: {name}")
             began = time.monotonic()
             with _side(name, directory, python) as side:
@@ -71,9 +72,9 @@ def run(quick: bool) -> dict[str, Any]:
             "rounds": rounds,
         },
         "figures": {
-            "tokens_per_s": {n: {w: _spread(v) for w, v in by.items()} for n, by in rates.items()},
+            "tokens_per_s": {n: {w: spread(v) for w, v in by.items()} for n, by in rates.items()},
             "times_llama_cpp": _ratios(rates),
-            "start_s": {name: _spread(values) for name, values in starts.items()},
+            "start_s": {name: spread(values) for name, values in starts.items()},
             "memory_mb": memory,
             "asked": asked,
         },
@@ -135,17 +136,8 @@ def _ratios(rates: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
         return {}
     return {
         name: {
-            workload: _spread([a / b for a, b in zip(values, theirs[workload], strict=True)])
-            for workload, values in by.items()
+            workload: spread(ratios(values, theirs[workload])) for workload, values in by.items()
         }
         for name, by in rates.items()
         if name != "llama_cpp"
-    }
-
-
-def _spread(values: list[float]) -> dict[str, float]:
-    return {
-        "p50": round(statistics.median(values), 2),
-        "min": round(min(values), 2),
-        "max": round(max(values), 2),
     }

@@ -5,31 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.models import QWEN3_30B, TOKENIZER_FILES
+from benchmarks.common.suite import DEMO
 from benchmarks.engine.gguf import CONTROL, NORMAL, architecture_of
 from benchmarks.large.files import write_pair
 
 CONFIG: dict[str, Any] = {
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "model_type": "qwen3_moe",
-    "vocab_size": 151936,
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "moe_intermediate_size": 768,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "norm_topk_prob": True,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-    "max_position_embeddings": 40960,
-    "rms_norm_eps": 1e-06,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "tie_word_embeddings": False,
+    **QWEN3_30B,
+    "rope_parameters": {"rope_type": "default", "rope_theta": QWEN3_30B["rope_theta"]},
     "dtype": "bfloat16",
 }
 CHECKPOINT, GGUF = "checkpoint", "model.gguf"
@@ -46,9 +29,8 @@ def write_model(directory: Path, layers: int, told: Callable[[str], None]) -> No
     checkpoint.mkdir(parents=True)
     metadata = {**architecture_of(config), **_vocabulary(config["vocab_size"])}
     write_pair(config, metadata, checkpoint, directory / GGUF, told)
-    demo = Path("models/demo")
-    for name in ("tokenizer.json", "tokenizer_config.json"):  # prompts are token ids
-        shutil.copy(demo / name, checkpoint)
+    for name in TOKENIZER_FILES:  # prompts are token ids
+        shutil.copy(DEMO / name, checkpoint)
     done.write_text(str(layers))
 
 

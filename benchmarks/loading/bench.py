@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.loading.checkpoint import write_checkpoint
+from benchmarks.common.models import QWEN3_30B, write_model
 
 DTYPES = ("bfloat16", "float32")
 WAYS = ("local", "experts")
@@ -30,9 +30,9 @@ def run(quick: bool) -> dict[str, Any]:
     for dtype in dtypes:
         with tempfile.TemporaryDirectory() as name:
             model = Path(name)
-            write_checkpoint(
-                model, dtype, num_layers=2 if dtype == "bfloat16" else 1, num_experts=num_experts
-            )
+            layers = 2 if dtype == "bfloat16" else 1
+            fewer = {"num_hidden_layers": layers, "num_experts": num_experts, "vocab_size": 16_384}
+            write_model(model, {**QWEN3_30B, **fewer}, dtype)
             figures[dtype] = _of_model(model)
     return {
         "config": {"num_experts": num_experts, "cold": os.access(DROP_CACHES, os.W_OK)},

@@ -21,18 +21,6 @@ from typing import Any
 
 ROWS = (16, 128, 512, 2048)
 STEPS = 3  # of each size; the middle one counts
-SHAPE = {
-    "hidden_size": 384,
-    "num_hidden_layers": 12,
-    "num_experts": 16,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 384,
-    "intermediate_size": 384,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "max_position_embeddings": 4096,
-}
 SECRET = b"benchmark"
 CODE = (
     "moesaic.dispatch.baselines.all_to_all",
@@ -44,10 +32,10 @@ CODE = (
 
 
 def make_model(directory: Path) -> None:
-    """Make a random Qwen3-MoE checkpoint of ``SHAPE``."""
-    from benchmarks.parity.cases import ParityCase, build_reference
+    """Make a random Qwen3-MoE checkpoint whose experts no cache holds."""
+    from benchmarks.common.models import MIDDLE, write_model
 
-    build_reference(ParityCase("qwen3_moe", "benchmark", SHAPE), directory)
+    write_model(directory, MIDDLE, "float32")
 
 
 async def worker(arguments: argparse.Namespace) -> None:
