@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.links import LinkedHosts, NoLinks, linked_hosts
 from benchmarks.common.prompt_clients import Answered, ask_all
 from benchmarks.common.suite import DEMO
+from benchmarks.common.turns import DRIFT, SteadyTurns, in_turn, ratios, spread
 from benchmarks.prefill import gathered
 from benchmarks.prefill.fleet import AttentionFleet, running_fleets
-from benchmarks.prefill.shaped_hosts import HostNetwork, NotPermitted, shaped_hosts
 from benchmarks.router.workload import Mix, Workload
-from moesaic.cli.machine.facts import gemm_gflops
 from moesaic.cluster.rpc.channels import channel
 from moesaic.models.configuration.config import load_config
 from moesaic.v1.gateway_pb2 import SetPolicyRequest
@@ -33,7 +33,6 @@ CLIENTS = 32
 LINK_MBIT = 500
 MAX_ROWS = 4096  # in one step
 KV_BLOCKS = 3072  # of each worker
-DRIFT = 0.10
 MOST_REPEATED = 2
 FULL, QUICK = Mix(examples=32, documents=16, single=16), Mix(12, 6, 6)
 SIDES = {  # dispatch, router's policy; ours and the baseline one after the other
@@ -68,10 +67,9 @@ def run(quick: bool) -> dict[str, Any]:
         "memory: of the experts of one process that has nothing else, benchmarks/prefill/gathered.py; not fitted",
     ]
     try:
-        with shaped_hosts(WORKERS) as network:
-            network.shape(LINK_MBIT)
-            figures[f"links_of_{LINK_MBIT}_mbit"] = _on(network, workload, quick)
-    except NotPermitted as error:
+        with linked_hosts([f"host-{idx}" for idx in range(WORKERS)], LINK_MBIT) as hosts:
+            figures[f"links_of_{LINK_MBIT}_mbit"] = _on(hosts, workload, quick)
+    except NoLinks as error:
         notes.append(f"no hosts with links of their own: {error}")
     if not quick or not figures:
         figures["shared_memory"] = _on(None, workload, quick)
@@ -96,19 +94,20 @@ def run(quick: bool) -> dict[str, Any]:
     }
 
 
-def _on(network: HostNetwork | None, workload: Workload, quick: bool) -> dict[str, Any]:
+def _on(hosts: LinkedHosts | None, workload: Workload, quick: bool) -> dict[str, Any]:
     sides = QUICK_SIDES if quick else tuple(SIDES)
+    turns = SteadyTurns(0 if quick else MOST_REPEATED)
     kinds = dict.fromkeys([SIDES[side][0] for side in sides], FLAGS)
-    with running_fleets(kinds, WORKERS, network) as fleets:
-        measured = asyncio.run(_measure(fleets, workload, sides, quick))
+    with running_fleets(kinds, WORKERS, hosts) as fleets:
+        measured = asyncio.run(_measure(fleets, workload, sides, turns, quick))
         calibrated = [worker.logged("gather.calibrated") for worker in fleets["gathered"].workers]
     facts = ("hiding_rows", "slowdown", "saturation_flops", "compute_ms", "transfer_ms")
     return {
         **{name: runs.figures() for name, runs in measured.runs.items()},
         "exposed_transfer_ms": measured.exposed,
         "calibrated": {fact: [worker[fact] for worker in calibrated] for fact in facts},
-        "gemm_gflops": _spread(measured.gemm_gflops),
-        "rounds_repeated": measured.num_repeated,
+        "gemm_gflops": spread(turns.gemm_gflops),
+        "rounds_repeated": turns.num_repeated,
     }
 
 
@@ -119,14 +118,12 @@ class _Runs:
     answered: dict[str, list[Answered]] = field(default_factory=dict)
 
     def figures(self) -> dict[str, Any]:
-        ours = self.answered[OURS]
+        ours = [run.tokens_per_s for run in self.answered[OURS]]
         return {
             side: {
-                "tokens_per_s": _spread([run.tokens_per_s for run in runs]),
+                "tokens_per_s": spread([run.tokens_per_s for run in runs]),
                 "cached_share": round(statistics.median(r.cached / r.tokens for r in runs), 3),
-                "ours_is_times": _spread(
-                    [a.tokens_per_s / b.tokens_per_s for a, b in zip(ours, runs, strict=True)]
-                ),
+                "ours_is_times": spread(ratios(ours, [run.tokens_per_s for run in runs])),
             }
             for side, runs in self.answered.items()
         }
@@ -136,12 +133,14 @@ class _Runs:
 class _Measured:
     runs: dict[str, _Runs] = field(default_factory=dict)
     exposed: dict[str, Any] = field(default_factory=dict)
-    gemm_gflops: list[float] = field(default_factory=list)
-    num_repeated: int = 0
 
 
 async def _measure(
-    fleets: Mapping[str, AttentionFleet], workload: Workload, sides: Sequence[str], quick: bool
+    fleets: Mapping[str, AttentionFleet],
+    workload: Workload,
+    sides: Sequence[str],
+    turns: SteadyTurns,
+    quick: bool,
 ) -> _Measured:
     measured = _Measured()
     mix, rounds = (QUICK, 1) if quick else (FULL, 5)
@@ -153,23 +152,20 @@ async def _measure(
             "mixed": workload.prompts(mix, seed=number + 1),
             "unshared": workload.unshared(count, seed=number + 1),
         }
-        order = sides[:: -1 if number % 2 else 1]  # none is always first
         for name, asked in prompts.items():
-            may_repeat = not quick and measured.num_repeated < MOST_REPEATED
-            for attempt in range(1 + may_repeat):
-                before = gemm_gflops()
-                results = {
-                    side: await _answer(fleets, side, asked, f"{name} {number} {attempt} {side}")
-                    for side in order
-                }
-                after = gemm_gflops()
-                if abs(after / before - 1) <= DRIFT:
-                    break
-                measured.num_repeated += may_repeat and not attempt
-            measured.gemm_gflops += [before, after]
+
+            async def turn(
+                attempt: int,
+                salt: str = f"{name} {number}",
+                order: Sequence[str] = in_turn(sides, number),
+                asked: Sequence[list[int]] = asked,
+            ) -> dict[str, Answered]:
+                salts = {side: f"{salt} {attempt} {side}" for side in order}
+                return {side: await _answer(fleets, side, asked, salts[side]) for side in order}
+
             runs = measured.runs.setdefault(name, _Runs())
-            for side in sides:
-                runs.answered.setdefault(side, []).append(results[side])
+            for side, answered in (await turns.take(turn)).items():
+                runs.answered.setdefault(side, []).append(answered)
     measured.exposed = await _exposed(fleets, workload, 4 if quick else 8)
     return measured
 
@@ -232,11 +228,3 @@ def _memory(modes: Sequence[str]) -> dict[str, Any]:
                 "plan_of_resident": round(planned / worker["resident_bytes"], 3),
             }
     return found
-
-
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    return {
-        "p50": round(statistics.median(values), 3),
-        "min": round(min(values), 3),
-        "max": round(max(values), 3),
-    }

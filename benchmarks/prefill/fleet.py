@@ -19,8 +19,8 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.common.links import LinkedHosts
 from benchmarks.common.suite import DEMO, clean_environment
-from benchmarks.prefill.shaped_hosts import HostNetwork
 from moesaic.cli.machine.ports import hold_port, number_of
 from moesaic.cli.suite.child import last_lines
 from moesaic.cluster.redis.child import start_redis
@@ -65,15 +65,15 @@ class AttentionFleet:
 
 @contextmanager
 def running_fleets(
-    kinds: Mapping[str, tuple[str, ...]], num_workers: int, network: HostNetwork | None
+    kinds: Mapping[str, tuple[str, ...]], num_workers: int, hosts: LinkedHosts | None
 ) -> Iterator[dict[str, AttentionFleet]]:
     """Start fleets of the demo model, one thread a worker, and wait until all are ready.
 
     Args:
         kinds: flags of the workers, by ``--dispatch``.
         num_workers: of each fleet.
-        network: its hosts run the workers, the first host the first of each fleet; ``None``: they run on this
-            machine and share memory.
+        hosts: run the workers, the first host the first of each fleet; ``None``: they run on this machine and
+            share memory.
     """
     with ExitStack() as parts:
         temporary = tempfile.TemporaryDirectory(prefix="moesaic-bench-")
@@ -85,7 +85,7 @@ def running_fleets(
         num_ports = len(kinds) * (2 + num_workers)
         held = [parts.enter_context(hold_port(LOOPBACK)) for _ in range(num_ports)]
         ports = [number_of(one) for one in held]
-        starter = _Starter(parts, directory, redis_url, num_workers, network)
+        starter = _Starter(parts, directory, redis_url, num_workers, hosts)
         fleets = {
             dispatch: starter.fleet(dispatch, flags, ports[idx :: len(kinds)])
             for idx, (dispatch, flags) in enumerate(kinds.items())
@@ -103,7 +103,7 @@ class _Starter:
     directory: Path
     redis_url: str
     num_workers: int
-    network: HostNetwork | None
+    hosts: LinkedHosts | None
 
     def fleet(self, dispatch: str, flags: tuple[str, ...], ports: list[int]) -> AttentionFleet:
         """Start a fleet; it is not ready yet."""
@@ -128,13 +128,14 @@ class _Starter:
     def _worker(
         self, idx: int, flags: tuple[str, ...], metrics_port: int, environment: dict[str, str]
     ) -> FleetWorker:
-        host = self.network.hosts[idx] if self.network else None
-        address, name = host.address if host else LOOPBACK, f"attention-{idx}"
+        host = list(self.hosts.addresses)[idx] if self.hosts else ""
+        address = self.hosts.addresses[host] if self.hosts else LOOPBACK
+        name = f"attention-{idx}"
         command = [sys.executable, "-m", "moesaic.services.attention", "--model", str(DEMO), *flags]
         command += ["--worker-id", name, "--host", address, "--threads", "1"]
         command += ["--share", f"{idx}/{self.num_workers}", "--metrics-port", str(metrics_port)]
-        if host is not None:  # namespaces share the memory that hosts would not
-            command = host.command([*command, "--transports", "socket"])
+        if self.hosts:
+            command = self.hosts.command(host, [*command, "--transports", "socket"])
         process, log = self._start(f"{environment['MOESAIC_CLUSTER']}-{name}", command, environment)
         return FleetWorker(process, f"http://{address}:{metrics_port}/metrics", log)
 
