@@ -17,11 +17,11 @@ from typing import Any
 from benchmarks.brownout_burst.arms import ARMS, OFF, BurstControl, burst_control, manual, policy_of
 from benchmarks.brownout_burst.arrivals import RateStretch, arrivals, azure_gaps
 from benchmarks.brownout_burst.figures import BurstSample, BurstTargets, arm_figures, p90
-from benchmarks.brownout_burst.load import BurstClient, BurstRequest, read, rest_client
 from benchmarks.brownout_burst.picture import draw
 from benchmarks.brownout_burst.point import BurstPoint
 from benchmarks.brownout_burst.questions import BurstQuestions
 from benchmarks.brownout_burst.series import series_of
+from benchmarks.common.load import CHAT, LoadClient, TimedRequest
 from benchmarks.common.suite import DEMO, RunningSuite, running_suite
 from benchmarks.common.wide_experts import widen_experts
 
@@ -115,7 +115,8 @@ async def _measured(
     suite: RunningSuite, point: BurstPoint, questions: BurstQuestions
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     async with AsyncExitStack() as stack:
-        client = BurstClient(await stack.enter_async_context(rest_client(suite.port)))
+        client = LoadClient(suite.port, CHAT)
+        stack.callback(client.close)
         control = await stack.enter_async_context(burst_control(suite))
         bench = _Bench(control, client, point, questions)
         await bench.warm_up()
@@ -153,7 +154,7 @@ async def _measured(
 @dataclass(frozen=True)
 class _Bench:
     control: BurstControl
-    client: BurstClient
+    client: LoadClient
     point: BurstPoint
     questions: BurstQuestions
 
@@ -171,7 +172,6 @@ class _Bench:
             clients, seconds, lambda number: self.questions.body(number, salt)
         )
         start = WARM_UP_PART * seconds
-        read(requests)
         ended = [r for r in requests if r.complete and start <= r.end_s < seconds]
         return len(ended) / (seconds - start)
 
@@ -179,7 +179,6 @@ class _Bench:
         """Measure calm latencies without brownout, and allow some times as much."""
         due = arrivals(azure_gaps(), [RateStretch(self.point.targets_s, calm)])
         requests = await self.client.open_loop(due, lambda n: self.questions.body(n, "targets"))
-        read(requests)
         answered = [r for r in requests if r.complete]
         ttft_s = p90([r.ttft_s for r in answered])
         tpot_s = p90([gap for r in answered for gap in r.gaps_s])
@@ -209,8 +208,7 @@ class _Bench:
         figures["client_cpu"] = round(cpu / wall, 3)
         return figures, series_of(requests, samples, self.point.end_s)
 
-    def _judge(self, requests: list[BurstRequest]) -> None:
-        read(requests)
+    def _judge(self, requests: list[TimedRequest]) -> None:
         for request in requests:
             request.right = request.complete and self.questions.is_right(
                 request.number, request.token_ids

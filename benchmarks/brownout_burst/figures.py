@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from benchmarks.brownout_burst.load import BurstRequest
 from benchmarks.brownout_burst.point import BurstPoint
+from benchmarks.common.load import TimedRequest
 
 SECOND = 1.0
 ENDLESS = float("inf")
@@ -44,12 +44,12 @@ def p90(values: Sequence[float]) -> float:
     return sorted(values)[math.ceil(0.9 * len(values)) - 1] if values else 0.0
 
 
-def between(requests: Sequence[BurstRequest], start_s: float, end_s: float) -> list[BurstRequest]:
+def between(requests: Sequence[TimedRequest], start_s: float, end_s: float) -> list[TimedRequest]:
     """The requests that were due from ``start_s`` to before ``end_s``."""
     return [each for each in requests if start_s <= each.due_s < end_s]
 
 
-def violations(requests: Sequence[BurstRequest], targets: BurstTargets) -> dict[str, Any]:
+def violations(requests: Sequence[TimedRequest], targets: BurstTargets) -> dict[str, Any]:
     """Count violations, as shares of the requests.
 
     A request without a whole answer violates both phases. Of tokens, it counts as many late ones as other answers have
@@ -74,7 +74,7 @@ def violations(requests: Sequence[BurstRequest], targets: BurstTargets) -> dict[
     }
 
 
-def seconds_over(requests: Sequence[BurstRequest], targets: BurstTargets) -> dict[str, int]:
+def seconds_over(requests: Sequence[TimedRequest], targets: BurstTargets) -> dict[str, int]:
     """Count the seconds in which more than a tenth of those who came had to wait too long, or in vain."""
     late = [_late(own, targets) for own in _by_second(requests).values()]
     return {
@@ -95,7 +95,7 @@ def until_exact(samples: Sequence[BurstSample], burst_end_s: float) -> float | N
 
 
 def until_in_time(
-    requests: Sequence[BurstRequest], targets: BurstTargets, burst_end_s: float, end_s: float
+    requests: Sequence[TimedRequest], targets: BurstTargets, burst_end_s: float, end_s: float
 ) -> float | None:
     """Seconds from the end of the burst until no second is over a target any more; none if the last one is."""
     over = [s for s, own in _by_second(requests).items() if any(_late(own, targets))]
@@ -104,7 +104,7 @@ def until_in_time(
     return None if max(over) + SECOND >= end_s else max(over) + SECOND - burst_end_s
 
 
-def accuracy(requests: Sequence[BurstRequest]) -> dict[str, Any]:
+def accuracy(requests: Sequence[TimedRequest]) -> dict[str, Any]:
     """Count right answers, among those given and among all asked for."""
     answered = [r for r in requests if r.complete]
     right = sum(r.right for r in answered)
@@ -116,7 +116,7 @@ def accuracy(requests: Sequence[BurstRequest]) -> dict[str, Any]:
 
 
 def arm_figures(
-    requests: Sequence[BurstRequest],
+    requests: Sequence[TimedRequest],
     samples: Sequence[BurstSample],
     targets: BurstTargets,
     point: BurstPoint,
@@ -159,13 +159,13 @@ def arm_figures(
     }
 
 
-def _late(own: Sequence[BurstRequest], targets: BurstTargets) -> tuple[bool, bool]:
+def _late(own: Sequence[TimedRequest], targets: BurstTargets) -> tuple[bool, bool]:
     ttft, tpot = p90([r.ttft_s for r in own]), p90([r.tpot_s for r in own])
     return ttft > targets.ttft_s, tpot > targets.tpot_s
 
 
-def _by_second(requests: Sequence[BurstRequest]) -> dict[float, list[BurstRequest]]:
-    found: dict[float, list[BurstRequest]] = {}
+def _by_second(requests: Sequence[TimedRequest]) -> dict[float, list[TimedRequest]]:
+    found: dict[float, list[TimedRequest]] = {}
     for request in requests:
         found.setdefault(request.due_s // SECOND * SECOND, []).append(request)
     return found

@@ -5,13 +5,13 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.brownout_burst.figures import BurstSample, between, p90
-from benchmarks.brownout_burst.load import BurstRequest
+from benchmarks.common.load import TimedRequest
 
 STEP_S = 2.0
 
 
 def series_of(
-    requests: Sequence[BurstRequest], samples: Sequence[BurstSample], end_s: float
+    requests: Sequence[TimedRequest], samples: Sequence[BurstSample], end_s: float
 ) -> dict[str, Any]:
     """Gather lists by steps of two seconds.
 
@@ -23,7 +23,7 @@ def series_of(
     seen = [[s for s in samples if at <= s.at_s < at + STEP_S] for at in steps]
     answered = [[r for r in own if r.complete] for own in due]
 
-    def latency(value: Callable[[BurstRequest], float]) -> list[float | None]:
+    def latency(value: Callable[[TimedRequest], float]) -> list[float | None]:
         return [round(p90([value(r) for r in own]), 4) if own else None for own in answered]
 
     def threshold(value: Callable[[BurstSample], float]) -> list[float | None]:

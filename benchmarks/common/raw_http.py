@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 HOST = "127.0.0.1"
@@ -13,6 +13,9 @@ class Connection:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
+        self._left: int | None = (
+            0  # bytes of the answer that are to come; None: they come in chunks
+        )
 
     @classmethod
     async def open(cls, port: int) -> "Connection":
@@ -26,19 +29,15 @@ class Connection:
 
     async def get(self, path: str) -> tuple[int, bytes]:
         """Status and body of an answer."""
-        self._writer.write(f"GET {path} HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
-        return await self._answer()
+        return await self.answer(f"GET {path} HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
 
     async def post(self, path: str, body: bytes) -> tuple[int, bytes]:
         """Status and body of an answer that is not a stream."""
-        self._writer.write(request(path, body))
-        return await self._answer()
+        return await self.answer(request(path, body))
 
-    async def answered(self, sent: bytes) -> int:
-        """Send bytes of a request; gives the status of an answer that is not a stream."""
-        self._writer.write(sent)
-        status, _ = await self._answer()
-        return status
+    async def answer(self, sent: bytes) -> tuple[int, bytes]:
+        """Send the bytes of a request; status and body of an answer that is not a stream."""
+        return await self.ask(sent), await self.part()
 
     async def stream(self, path: str, body: bytes) -> AsyncIterator[bytes]:
         """The events of a streamed answer as they come, ``data: `` cut off.
@@ -46,49 +45,56 @@ class Connection:
         Raises:
             RuntimeError: the answer is an error.
         """
-        self.send(path, body)
-        if (status := await self.begun()) != 200:
+        if (status := await self.ask(request(path, body))) != 200:
             raise RuntimeError(f"the stream was answered with {status}")
-        while chunk := await self.chunk():
-            for event in chunk.split(b"\n\n"):
+        while part := await self.part():
+            for event in part.split(b"\n\n"):
                 if event.startswith(b"data: "):
                     yield event[6:]
 
-    def send(self, path: str, body: bytes) -> None:
-        """Send a request whose answer is a stream; ``begun`` and ``chunk`` read it."""
-        self._writer.write(request(path, body))
+    async def ask(self, sent: bytes) -> int:
+        """Send the bytes of a request, and return the status; ``part`` reads the answer, streamed or not."""
+        self.send(sent)
+        return await self.begun()
+
+    def send(self, sent: bytes) -> None:
+        """Send the bytes of a request; ``begun`` and ``part`` read its answer."""
+        self._writer.write(sent)
 
     async def begun(self) -> int:
-        """The status of a streamed answer."""
-        status, _ = await self._head()
+        """Wait for the status of an answer."""
+        status, head = await self._head()
+        _, found, length = head.partition(b"content-length: ")
+        self._left = int(length.split(b"\r\n", 1)[0]) if found else None
         return status
 
-    async def chunk(self) -> bytes:
-        """The next part of a streamed answer; empty at its end."""
-        size = int(await self._reader.readline(), 16)
-        return (await self._reader.readexactly(size + 2))[:-2]
+    async def part(self) -> bytes:
+        """Wait for the next part of an answer; empty at its end.
+
+        Raises:
+            EOFError: the other side has hung up.
+        """
+        if self._left is not None:
+            size, self._left = self._left, 0
+            return await self._reader.readexactly(size)
+        if not (line := await self._reader.readline()):
+            raise EOFError("the connection ended within a stream")
+        return (await self._reader.readexactly(int(line, 16) + 2))[:-2]
 
     def close(self) -> None:
         """Hang up."""
         self._writer.close()
 
-    async def _answer(self) -> tuple[int, bytes]:
-        status, headers = await self._head()
-        return status, await self._body(headers)
-
     async def _head(self) -> tuple[int, bytes]:
         head = await self._reader.readuntil(b"\r\n\r\n")
         return int(head[9:12]), head.lower()
 
-    async def _body(self, head: bytes) -> bytes:
-        length = head.split(b"content-length: ", 1)[1].split(b"\r\n", 1)[0]
-        return await self._reader.readexactly(int(length))
 
-
-def request(path: str, body: bytes) -> bytes:
+def request(path: str, body: bytes, headers: Mapping[str, str] | None = None) -> bytes:
     """The bytes of a POST request."""
-    head = f"POST {path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
-    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    fields = {"Host": HOST, "Content-Type": "application/json", "Content-Length": str(len(body))}
+    lines = [f"{name}: {value}\r\n" for name, value in {**fields, **(headers or {})}.items()]
+    return f"POST {path} HTTP/1.1\r\n{''.join(lines)}\r\n".encode() + body
 
 
 def encoded(body: Any) -> bytes:

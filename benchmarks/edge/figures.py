@@ -18,8 +18,8 @@ def stretch_figures(stretch: EdgeStretch, choices_per_token: int) -> dict[str, A
         stretch: whose answers and counts are told.
         choices_per_token: experts that a token chooses in all layers together.
     """
-    answered = [each for each in stretch.answers if not each.failure]
-    latencies = [each.latency_s for each in answered]
+    answered = [each for each in stretch.answers if each.request.complete]
+    latencies = [each.request.latency_s for each in answered]
     by_site = [_latencies_of(answered, site) for site in range(len(stretch.counts))]
     counts = added(stretch.counts)
     tokens = counts.choices / choices_per_token
@@ -36,7 +36,7 @@ def stretch_figures(stretch: EdgeStretch, choices_per_token: int) -> dict[str, A
         "messages_per_token": round(counts.messages / tokens, 3) if tokens else None,
         "from_files": counts.cached + counts.loaded,
         "away_share": round(counts.away_s / counts.layers_s, 3) if counts.layers_s else None,
-        "degraded_share": mean([each.degraded_share for each in answered]),
+        "degraded_share": mean([each.request.degraded_share for each in answered]),
     }
 
 
@@ -79,7 +79,7 @@ def between(answers: Sequence[EdgeAnswer], start_s: float, end_s: float) -> list
 
 def mean_latency(answers: Sequence[EdgeAnswer]) -> float | None:
     """Mean of those that were answered; None if none was."""
-    return mean([each.latency_s for each in answers if not each.failure])
+    return mean([each.request.latency_s for each in answers if each.request.complete])
 
 
 def mean(values: Sequence[float | None]) -> float | None:
@@ -100,4 +100,4 @@ def share(counts: SiteCounts) -> float | None:
 
 
 def _latencies_of(answered: Sequence[EdgeAnswer], site: int) -> list[float | None]:
-    return [each.latency_s for each in answered if each.arrival.site == site]
+    return [each.request.latency_s for each in answered if each.arrival.site == site]

@@ -6,12 +6,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 
+from benchmarks.common.load import COMPLETIONS, LoadClient
 from benchmarks.common.suite import RunningSuite
 from benchmarks.edge.arrivals import EdgeArrival, TaskStretch, arrivals
 from benchmarks.edge.control import EdgeControl, NoPlan, edge_control
 from benchmarks.edge.counts import CountsSample
 from benchmarks.edge.demand import DemandReader, demand_reader
-from benchmarks.edge.load import EdgeClients, PromptOf, rest_client
+from benchmarks.edge.load import EdgeClients, PromptOf
 from benchmarks.edge.point import EdgePoint
 from benchmarks.edge.stretch import EdgeStretch
 from benchmarks.edge.tasks import TaskPrompts
@@ -100,7 +101,8 @@ async def edge_session(
 ) -> AsyncIterator[EdgeSession]:
     """Connect to all parts of a suite, and wait until experts are where they were first placed."""
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(rest_client(suite.port))
+        client = LoadClient(suite.port, COMPLETIONS)
+        stack.callback(client.close)
         control = await stack.enter_async_context(edge_control(suite, point.num_sites))
         await control.settled()
         reading = demand_reader(suite, point.num_sites, await control.placement())

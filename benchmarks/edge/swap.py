@@ -89,7 +89,7 @@ def swap_figures(arms: dict[str, SwapArm], point: EdgePoint) -> dict[str, Any]:
         answers = arm.stretch.answers
         figures[name] = {
             "requests": len(answers),
-            "failed_requests": sum(bool(each.failure) for each in answers),
+            "failed_requests": sum(not each.request.complete for each in answers),
             "mean_latency_s_before": mean_latency(between(answers, lead_s, shift_s)),
             "mean_latency_s_shifted": mean_latency(between(answers, shift_s, float("inf"))),
             "local_back_s": local_back(arm.stretch.samples, shift_s),

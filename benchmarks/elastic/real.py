@@ -15,10 +15,10 @@ from typing import Any
 from benchmarks.brownout_burst.arms import OFF
 from benchmarks.brownout_burst.arrivals import RateStretch, arrivals, azure_gaps
 from benchmarks.brownout_burst.figures import BurstTargets, p90
-from benchmarks.brownout_burst.load import BurstClient, BurstRequest, read, rest_client
 from benchmarks.brownout_burst.point import BurstPoint
 from benchmarks.brownout_burst.questions import BurstQuestions
 from benchmarks.common.cpu_shares import cpu_shares
+from benchmarks.common.load import CHAT, LoadClient, TimedRequest
 from benchmarks.common.suite import DEMO, RunningSuite, running_suite
 from benchmarks.common.wide_experts import widen_experts
 from benchmarks.elastic.operator import ElasticOperator, ElasticSample
@@ -136,7 +136,8 @@ async def _run(
     suite: RunningSuite, point: ElasticPoint, questions: BurstQuestions
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     async with AsyncExitStack() as stack:
-        client = BurstClient(await stack.enter_async_context(rest_client(suite.port)))
+        client = LoadClient(suite.port, CHAT)
+        stack.callback(client.close)
         run = _Run(ElasticOperator(suite), client, point, questions)
         await run.operator.brownout(OFF)
         capacities = {}
@@ -160,7 +161,7 @@ async def _run(
 @dataclass(frozen=True)
 class _Run:
     operator: ElasticOperator
-    client: BurstClient
+    client: LoadClient
     point: ElasticPoint
     questions: BurstQuestions
 
@@ -170,7 +171,6 @@ class _Run:
         requests = await self.client.closed_loop(
             clients, seconds, lambda number: self.questions.body(number, salt)
         )
-        read(requests)
         ended = [r for r in requests if r.complete and 0.25 * seconds <= r.end_s < seconds]
         return len(ended) / (0.75 * seconds)
 
@@ -178,7 +178,6 @@ class _Run:
         """Measure calm latencies without brownout, and allow some times as much."""
         due = arrivals(azure_gaps(), [RateStretch(self.point.targets_s, per_s)])
         requests = await self.client.open_loop(due, lambda n: self.questions.body(n, "targets"))
-        read(requests)
         answered = [request for request in requests if request.complete]
         factor = self.point.target_factor
         ttft_s, tpot_s = ([getattr(r, name) for r in answered] for name in ("ttft_s", "tpot_s"))
@@ -224,8 +223,7 @@ class _Run:
             figures["told_to_work"] = operator.activations(since=started_s)
         return figures, series_of(requests, samples, decisions, started_s, point.end_s)
 
-    def _judge(self, requests: list[BurstRequest]) -> None:
-        read(requests)
+    def _judge(self, requests: list[TimedRequest]) -> None:
         for request in requests:
             request.right = request.complete and self.questions.is_right(
                 request.number, request.token_ids

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.brownout_burst.figures import BurstTargets, between, p90
-from benchmarks.brownout_burst.load import BurstRequest
+from benchmarks.common.load import TimedRequest
 from benchmarks.elastic.operator import ElasticSample
 from moesaic.v1 import scheduler_pb2 as pb
 
@@ -14,7 +14,7 @@ STEP_S = 2.0
 
 
 def arm_figures(
-    requests: Sequence[BurstRequest],
+    requests: Sequence[TimedRequest],
     samples: Sequence[ElasticSample],
     decisions: Sequence[pb.ScalingDecision],
     targets: BurstTargets,
@@ -78,7 +78,7 @@ def _told(decision: pb.ScalingDecision) -> str:
 
 
 def series_of(
-    requests: Sequence[BurstRequest],
+    requests: Sequence[TimedRequest],
     samples: Sequence[ElasticSample],
     decisions: Sequence[pb.ScalingDecision],
     started_s: float,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.common.raw_http import Connection, encoded
+from benchmarks.common.raw_http import Connection, encoded, request
 from benchmarks.gateway.process import GatewayProcess, gateway_process, instant_worker
 
 CLUSTER = "bench-held"
@@ -15,7 +15,7 @@ KEEP_ALIVE_S = 2.0
 WITHIN_S = 60.0
 OPENING = 50  # connections that are being opened at a time
 PROBES = 100
-HELD = encoded({"prompt": "Once upon a time", "max_tokens": 2, "stream": True})
+HELD = request(PATH, encoded({"prompt": "Once upon a time", "max_tokens": 2, "stream": True}))
 PROBE = encoded({"prompt": "Once upon a time", "max_tokens": 1})
 
 
@@ -65,7 +65,7 @@ async def _opened(port: int, count: int) -> list[Connection]:
     async def opened() -> Connection:
         async with turn:
             connection = await Connection.open(port)
-            connection.send(PATH, HELD)
+            connection.send(HELD)
             return connection
 
     return await asyncio.gather(*(opened() for _ in range(count)))
@@ -75,7 +75,7 @@ async def _kept(stream: Connection) -> bool:
     """True if the stream begins, and shows a sign of life."""
     try:
         async with asyncio.timeout(WITHIN_S):
-            return await stream.begun() == 200 and b"keep-alive" in await stream.chunk()
+            return await stream.begun() == 200 and b"keep-alive" in await stream.part()
     except (TimeoutError, OSError, asyncio.IncompleteReadError):
         return False
 

@@ -154,7 +154,7 @@ async def _held(port: int, prober: Prober, name: str, sent: bytes) -> Held:
     for _ in range(TRIES):
         connection = await Connection.open(port)
         await prober.longest_ms()
-        status = await connection.answered(sent)
+        status, _ = await connection.answer(sent)
         best = min(best, await prober.longest_ms())
         connection.close()
         if best < WORTH_A_TRY_MS:

@@ -20,26 +20,26 @@ from benchmarks.brownout_burst.figures import (
     until_in_time,
     violations,
 )
-from benchmarks.brownout_burst.load import BurstRequest
 from benchmarks.brownout_burst.picture import draw
 from benchmarks.brownout_burst.point import BurstPoint
 from benchmarks.brownout_burst.series import series_of
+from benchmarks.common.load import TimedRequest
 
 TARGETS = BurstTargets(ttft_s=0.5, tpot_s=0.1)
 
 
 def answered(
     due_s: float, ttft_s: float = 0.1, tpot_s: float = 0.05, right: bool = True
-) -> BurstRequest:
+) -> TimedRequest:
     """A request with an answer of five tokens."""
     times = [due_s + ttft_s + tpot_s * n for n in range(5)]
-    return BurstRequest(
+    return TimedRequest(
         *(0, due_s, due_s, 200), end_s=times[-1], token_times=times, complete=True, right=right
     )
 
 
-def refused(due_s: float) -> BurstRequest:
-    return BurstRequest(0, due_s, due_s, 503, end_s=due_s)
+def refused(due_s: float) -> TimedRequest:
+    return TimedRequest(0, due_s, due_s, 503, end_s=due_s)
 
 
 def sample(at_s: float, threshold: float = 1.0, shedding: bool = False) -> BurstSample:
@@ -87,7 +87,7 @@ def test_a_violation_is_of_the_phase_that_was_late() -> None:
 def test_a_request_that_was_refused_or_failed_violates_both_phases() -> None:
     broken = answered(0)
     broken.complete = False
-    lost = BurstRequest(0, 0.0)  # no connection
+    lost = TimedRequest(0, 0.0)  # no connection
 
     told = violations([answered(0), refused(0), broken, lost], TARGETS)
 
@@ -103,7 +103,7 @@ def test_all_requests_may_be_refused() -> None:
 
 
 def test_a_single_token_is_late_in_no_later_one() -> None:
-    one = BurstRequest(0, 0.0, 0.0, 200, token_times=[0.4], complete=True)
+    one = TimedRequest(0, 0.0, 0.0, 200, token_times=[0.4], complete=True)
 
     assert violations([one], TARGETS)["either"] == 0
 
@@ -146,37 +146,6 @@ def test_right_answers_are_counted_among_the_given_and_the_asked() -> None:
     assert told == {"answered": 2, "right": 0.5, "right_of_asked": 0.25}
 
 
-def test_an_answer_is_read_from_parts_that_are_cut_anywhere() -> None:
-    events = [
-        {"choices": [{"delta": {"content": "a"}, "token_ids": [7]}]},
-        {"choices": [{"delta": {"content": "bc"}, "token_ids": [8, 9]}]},
-        {
-            "choices": [{"delta": {}, "finish_reason": "stop"}],
-            "moesaic": {"quality": {"mean_threshold": 0.6, "degraded_share": 0.3}},
-        },
-    ]
-    stream = b"".join(b"data: " + json.dumps(each).encode() + b"\n\n" for each in events)
-    stream = b": silence\n\n" + stream + b"data: [DONE]\n\n"
-    cut = stream.index(b"[8, 9]") + 2
-    request = BurstRequest(0, 1.0, 1.0, 200, [(2.0, stream[:cut]), (3.0, stream[cut:])])
-
-    request.read()
-
-    assert (request.token_ids, request.token_times) == ([7, 8, 9], [2, 3, 3])
-    assert (request.complete, request.ttft_s, request.tpot_s) == (True, 1, 0.5)
-    assert (request.mean_threshold, request.degraded_share) == (0.6, 0.3)
-
-
-def test_an_answer_that_breaks_off_with_an_error_is_none() -> None:
-    stream = b'data: {"error": {"message": "x"}}\n\ndata: [DONE]\n\n'
-    request = BurstRequest(0, 0.0, 0.0, 200, [(1.0, stream)])
-
-    request.read()
-
-    assert not request.complete
-    assert not request.was_shed
-
-
 def test_arms_differ_in_their_control_alone() -> None:
     point = BurstPoint(way=4)
     none, paper, ours = (policy_of(arm, point, TARGETS) for arm in ("none", "paper", "ours"))
@@ -188,7 +157,7 @@ def test_arms_differ_in_their_control_alone() -> None:
 
 
 @pytest.fixture
-def arm() -> tuple[list[BurstRequest], list[BurstSample], BurstPoint]:
+def arm() -> tuple[list[TimedRequest], list[BurstSample], BurstPoint]:
     point = BurstPoint(calm_s=4, burst_s=4, tail_s=4)
     requests = [answered(n / 2, ttft_s=0.6 if 8 <= n < 16 else 0.1) for n in range(24)]
     requests[10] = refused(5.0)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.common.load import TimedRequest
 from benchmarks.edge.arrivals import EdgeArrival, TaskStretch, arrivals, poisson
 from benchmarks.edge.counts import CountsSample, SiteCounts, local_share_series, messages_of
 from benchmarks.edge.figures import compared, over_rounds, stretch_figures
@@ -31,8 +32,9 @@ from moesaic.placement.traffic.trace import Trace, TracedStep
 OWN = (("a",), ("b",), ("c",))
 
 
-def answer(site: int, due_s: float, latency_s: float, failure: str = "") -> EdgeAnswer:
-    return EdgeAnswer(EdgeArrival(0, site, "a", due_s), due_s + latency_s, 20, 0.0, failure)
+def answer(site: int, due_s: float, latency_s: float, complete: bool = True) -> EdgeAnswer:
+    request = TimedRequest(0, due_s, end_s=due_s + latency_s, complete=complete)
+    return EdgeAnswer(EdgeArrival(0, site, "a", due_s), request)
 
 
 def sample(at_s: float, *local_and_remote: tuple[float, float]) -> CountsSample:
@@ -131,7 +133,12 @@ def test_prompts_to_measure_were_not_learned_from() -> None:
 
 
 def test_figures_of_a_stretch_are_what_happened_in_it() -> None:
-    answers = [answer(0, 0.0, 1.0), answer(0, 1.0, 3.0), answer(1, 0.0, 2.0), answer(1, 1, 9, "x")]
+    answers = [
+        answer(0, 0.0, 1.0),
+        answer(0, 1.0, 3.0),
+        answer(1, 0.0, 2.0),
+        answer(1, 1, 9, False),
+    ]
     samples = [sample(0.0, (100, 50), (0, 0)), sample(9.0, (160, 70), (20, 20))]
 
     figures = stretch_figures(stretch(answers, samples), choices_per_token=4)

@@ -101,18 +101,3 @@ def test_the_true_costs_predict_without_error() -> None:
 
     found = latencies(records.ttft_s, records.tpot_s)
     assert found == pytest.approx(measured(real))
-
-
-def test_tokens_are_read_from_the_parts_of_an_answer() -> None:
-    answer = TimedAnswer(5, 3, 0.0)
-    answer.parts = [
-        (1.0, b'data: {"token_ids":[7]}'),
-        (2.0, b'{"token_ids":[8,9]}'),
-        (3.0, b"[DONE]"),
-    ]
-
-    answer.read()
-
-    assert (answer.token_s, answer.parts) == ([1.0, 2.0, 2.0], [])
-    with pytest.raises(RuntimeError, match="asked for 9 tokens"):
-        TimedAnswer(5, 9, 0.0).read()
