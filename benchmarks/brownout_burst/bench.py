@@ -22,6 +22,7 @@ from benchmarks.brownout_burst.point import BurstPoint
 from benchmarks.brownout_burst.questions import BurstQuestions
 from benchmarks.brownout_burst.series import series_of
 from benchmarks.common.load import CHAT, LoadClient, TimedRequest
+from benchmarks.common.pictures import draw_for_docs
 from benchmarks.common.suite import DEMO, RunningSuite, running_suite
 from benchmarks.common.wide_experts import widen_experts
 
@@ -36,7 +37,7 @@ QUICK = replace(
     targets_s=4.0,
     settle_s=4.0,
 )
-PICTURE = Path(__file__).parents[2] / "docs/measured/brownout-burst.png"
+PICTURE = "brownout-burst.png"
 WARM_UP_PART = 0.2  # of a closed loop
 MANY = "8192"  # requests that wait: no arm refuses by the length of a queue
 LONG_QUEUES = {
@@ -96,9 +97,8 @@ async def _run(point: BurstPoint, quick: bool) -> dict[str, Any]:
         "questions": len(questions),
         **rates,
     }
-    with tempfile.TemporaryDirectory() as thrown_away:
-        to = Path(thrown_away) / PICTURE.name if quick else PICTURE
-        draw(config, figures["targets"], series, to)
+    result = {"config": config, "figures": figures, "series": series}
+    draw_for_docs(draw, result, PICTURE, quick)
     return {
         "config": config,
         "figures": figures,

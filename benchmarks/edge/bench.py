@@ -7,11 +7,10 @@ two servers change places, with and without migrations. Then links are slow, exa
 """
 
 import asyncio
-import tempfile
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
+from benchmarks.common.pictures import draw_for_docs
 from benchmarks.common.routing_traces import demo_trace
 from benchmarks.common.suite import DEMO, RunningSuite
 from benchmarks.edge.counts import local_share_series
@@ -37,7 +36,7 @@ QUICK = replace(
     with_swap=False,
     thresholds=(),
 )
-PICTURE = Path(__file__).parents[2] / "docs/measured/edge.png"
+PICTURE = "edge.png"
 PAPER = {
     "mean_latency_s": {
         "specialised": {"uniform": 21.66, "redundance": 13.08, "smartmoe": 19.39, "eplb": 9.56, "dance": 6.63},
@@ -80,8 +79,7 @@ def run(quick: bool) -> dict[str, Any]:
     linked = links_are_permitted(point)
     bench = _Bench(point, tasks, TaskPrompts(tasks), linked, len(trace.layers) * trace.top_k)
     figures, series = bench.measured()
-    with tempfile.TemporaryDirectory() as thrown_away:
-        draw(figures, series, Path(thrown_away) / PICTURE.name if quick else PICTURE)
+    draw_for_docs(draw, {"figures": figures, "series": series}, PICTURE, quick)
     config = {"model": DEMO.name, **asdict(point), "tasks": tasks, "linked": linked}
     return {
         "config": {**config, "least_distance": round(least_distance, 3), "targets": TARGETS},

@@ -19,6 +19,7 @@ from benchmarks.brownout_burst.point import BurstPoint
 from benchmarks.brownout_burst.questions import BurstQuestions
 from benchmarks.common.cpu_shares import cpu_shares
 from benchmarks.common.load import CHAT, LoadClient, TimedRequest
+from benchmarks.common.pictures import draw_for_docs
 from benchmarks.common.suite import DEMO, RunningSuite, running_suite
 from benchmarks.common.wide_experts import widen_experts
 from benchmarks.elastic.operator import ElasticOperator, ElasticSample
@@ -27,7 +28,7 @@ from benchmarks.elastic.real_figures import arm_figures, series_of
 from moesaic.v1 import scheduler_pb2 as pb
 
 ARMS = ("small", "large", "auto")
-PICTURE = Path(__file__).parents[2] / "docs/measured/elastic-run.png"
+PICTURE = "elastic-run.png"
 NOTES = (
     "real run: targets are target_factor times the 90th percentiles of the small shape at the low rate; kept: a whole "
     "answer whose first token, and mean of the later ones, were within both; counted from when requests were due",
@@ -122,8 +123,8 @@ async def _measure(point: ElasticPoint, quick: bool) -> dict[str, Any]:
             with cpu_shares(pids, point.cores) as held:
                 figures, series, rates = await _run(suite, point, questions)
     config = {**asdict(point), "held_to_cores": held, **rates}
-    with tempfile.TemporaryDirectory() as thrown_away:
-        draw(config, figures, series, Path(thrown_away) / PICTURE.name if quick else PICTURE)
+    result = {"config": config, "figures": figures, "series": series}
+    draw_for_docs(draw, result, PICTURE, quick)
     return {
         "config": {"real": config},
         "figures": {"real": figures},

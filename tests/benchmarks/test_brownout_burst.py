@@ -190,7 +190,9 @@ def test_the_picture_is_drawn_from_the_result(arm: Any, tmp_path: Path) -> None:
     to = tmp_path / "burst.png"
 
     told = json.loads(json.dumps(series, allow_nan=False))
-    draw({"calm_s": 4, "burst_end_s": 8}, {"ttft_s": 0.5, "tpot_s": 0.1}, told, to)
+    targets = {"ttft_s": 0.5, "tpot_s": 0.1}
+    config = {"calm_s": 4, "burst_end_s": 8}
+    draw({"config": config, "figures": {"targets": targets}, "series": told}, to)
 
     assert to.read_bytes().startswith(b"\x89PNG")
     assert told["ours"]["due_per_s"] == [2] * 6

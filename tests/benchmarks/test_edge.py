@@ -265,6 +265,6 @@ def test_a_picture_is_drawn(tmp_path: Path, with_swap: bool) -> None:
     arm = {"start_s": 0.0, "step_s": 5.0, "local_share": [[0.5, None, 0.7]]}
     swap = {"swap": {"migrating": arm, "staying": arm, "shift_s": 5.0}} if with_swap else {}
 
-    draw(figures, swap, tmp_path / "edge.png")
+    draw({"figures": figures, "series": swap}, tmp_path / "edge.png")
 
     assert (tmp_path / "edge.png").stat().st_size > 1000

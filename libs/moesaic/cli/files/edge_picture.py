@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+
+from moesaic.cli.files.charts import chart
 
 Points = Sequence[Mapping[str, Any]]
 LINES = "-", "--", ":", "-."
@@ -18,24 +19,22 @@ def draw(points: Points, to: Path) -> None:
         points: as ``moesaic simulate edge --json`` has them.
         to: a file, whose name says its format.
     """
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
-    left, right = figure.subplots(1, 2)
     rates, gaps = _values(points, "mbit_per_s"), _values(points, "gap_s")
     rate, gap = rates[len(rates) // 2], gaps[0]
     at_rate = [each for each in points if each["mbit_per_s"] == rate]
     at_gap = [each for each in points if each["gap_s"] == gap]
-    _lines(left, at_rate, "gpus", "gap_s", "{policy}, every {gap_s:g} s")
-    _lines(right, at_gap, "mbit_per_s", "gpus", "{policy}, {gpus} GPUs")
-    left.set_xlabel(f"GPUs, links of {rate:g} Mbit/s")
-    right.set_xlabel(f"Mbit/s, a request every {gap:g} s at each server")
-    for axes, places in ((left, _values(points, "gpus")), (right, rates)):
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.set_xticks(places, [f"{each:g}" for each in places])
-        axes.minorticks_off()
-        axes.set_ylabel("mean latency, s")
-        axes.legend(fontsize="xx-small", loc="upper left", bbox_to_anchor=(1, 1))
-    figure.savefig(to, dpi=100, metadata={"Software": None} if to.suffix == ".png" else None)
+    with chart(to, 1, (11, 4.5), columns=2, same_x=False) as (left, right):
+        _lines(left, at_rate, "gpus", "gap_s", "{policy}, every {gap_s:g} s")
+        _lines(right, at_gap, "mbit_per_s", "gpus", "{policy}, {gpus} GPUs")
+        left.set_xlabel(f"GPUs, links of {rate:g} Mbit/s")
+        right.set_xlabel(f"Mbit/s, a request every {gap:g} s at each server")
+        for axes, places in ((left, _values(points, "gpus")), (right, rates)):
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+            axes.set_xticks(places, [f"{each:g}" for each in places])
+            axes.minorticks_off()
+            axes.set_ylabel("mean latency, s")
+            axes.legend(fontsize="xx-small", loc="upper left", bbox_to_anchor=(1, 1))
 
 
 def _lines(axes: Axes, points: Points, along: str, apart: str, label: str) -> None:
