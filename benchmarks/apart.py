@@ -23,6 +23,7 @@ import psutil
 import torch
 
 from benchmarks.common.suite import RunningSuite, running_suite
+from benchmarks.common.turns import ratios, spread
 from benchmarks.engine.bench import SHAPE, make_model
 
 ROWS = (1, 8, 32, 128, 512)
@@ -103,12 +104,9 @@ def _measure(suites: Mapping[str, RunningSuite], rows: int, rounds: int) -> dict
     figures: dict[str, Any] = {}
     layers = SHAPE["num_hidden_layers"]
     for side, suite in suites.items():
-        ratios = [ours / own for ours, own in zip(seconds[LOCAL], seconds[side], strict=True)]
         figures[side] = {
             "layer_us": round(1e6 * statistics.median(seconds[side]) / layers, 1),
-            "speed_of_local": [
-                round(ratio, 3) for ratio in (statistics.median(ratios), min(ratios), max(ratios))
-            ],
+            "speed_of_local": spread(ratios(seconds[LOCAL], seconds[side])),
         }
         if side != LOCAL:
             figures[side] |= _parts(before[side], _metrics_of(suite))

@@ -19,8 +19,9 @@ import httpx
 import torch
 import transformers
 
-from benchmarks.common.suite import RunningSuite, running_suite
-from benchmarks.engine.bench import DEMO, SHAPE, EngineWorkload, make_model
+from benchmarks.common.suite import DEMO, RunningSuite, running_suite
+from benchmarks.common.turns import ratios, spread
+from benchmarks.engine.bench import SHAPE, EngineWorkload, make_model
 from benchmarks.engine.sides import openai_side
 from moesaic.cluster.rpc.channels import channel
 from moesaic.messages.rung import Rung
@@ -153,13 +154,10 @@ class _Turns:
     share: float
 
     def figures(self) -> dict[str, Any]:
-        ratios = [b / a for a, b in zip(self.exact, self.degraded, strict=True)]
         return {
             "exact_tokens_per_s": round(statistics.median(self.exact), 1),
             "degraded_tokens_per_s": round(statistics.median(self.degraded), 1),
-            "speedup": [
-                round(each, 3) for each in (statistics.median(ratios), min(ratios), max(ratios))
-            ],
+            "speedup": spread(ratios(self.degraded, self.exact)),
             "degraded": round(self.share, 3),
         }
 

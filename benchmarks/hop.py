@@ -21,6 +21,7 @@ from typing import Any
 import structlog
 import torch
 
+from benchmarks.common.turns import spread
 from moesaic.errors import MoesaicError
 from moesaic.transport.contract import Network
 from moesaic.transport.frame import Frame, FrameKind, FrameLimits
@@ -60,7 +61,7 @@ def run(quick: bool) -> dict[str, Any]:
             f"{rows}_rows": {
                 "rtt_us_p50": _quantile(times, 0.5),
                 "rtt_us_p99": _quantile(times, 0.99),
-                "rtt_us_p50_of_rounds": _spread(times, per_round),
+                "rtt_us_p50_of_rounds": _of_rounds(times, per_round),
             }
             for rows, times in by_rows.items()
         }
@@ -211,10 +212,10 @@ def _quantile(times: list[float], fraction: float) -> float:
     return round(sorted(times)[int(len(times) * fraction)], 1)
 
 
-def _spread(times: list[float], per_round: int) -> list[float]:
-    """The least and the greatest median of a round."""
+def _of_rounds(times: list[float], per_round: int) -> dict[str, float]:
+    """Report the medians of rounds."""
     medians = [
         _quantile(times[start : start + per_round], 0.5)
         for start in range(0, len(times), per_round)
     ]
-    return [min(medians), max(medians)]
+    return spread(medians, 1)

@@ -10,8 +10,6 @@ their end in common are swept at once, beside such that differ in their first to
 import asyncio
 import math
 import os
-import shutil
-import statistics
 import tempfile
 import time
 from contextlib import AsyncExitStack
@@ -20,27 +18,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 from benchmarks.common.execute_stream import ExecuteStream, execute_stream
+from benchmarks.common.models import qwen3_moe, write_model
 from benchmarks.common.suite import DEMO, RunningSuite, running_suite
+from benchmarks.common.turns import spread
 
-SHAPE: dict[str, Any] = {
-    "vocab_size": 4096,
-    "hidden_size": 256,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "num_experts": 8,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 64,
-    "max_position_embeddings": 1 << 16,
-    "tie_word_embeddings": True,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-}
+SHAPE = qwen3_moe(
+    hidden_size=256,
+    num_hidden_layers=48,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=32,
+    num_experts=8,
+    num_experts_per_tok=2,
+    moe_intermediate_size=64,
+    max_position_embeddings=1 << 16,
+    tie_word_embeddings=True,
+)
 BLOCK = 16  # tokens
 KV_BYTES = 2 * SHAPE["num_key_value_heads"] * SHAPE["head_dim"] * 4  # of a token in one layer
 STORED_BYTES = KV_BYTES * SHAPE["num_hidden_layers"]
@@ -58,7 +53,7 @@ def run(quick: bool) -> dict[str, Any]:
     torch.manual_seed(11)
     with tempfile.TemporaryDirectory() as name:
         model = Path(name) / "model"
-        _make_model(model)
+        write_model(model, SHAPE, "float32", tokenizer=DEMO)
         stored, swept = memory // (STORED_BYTES * BLOCK), memory // (SWEPT_BYTES * BLOCK)
         settings = {
             "MOESAIC_MAX_NUM_BATCHED_TOKENS": "512",
@@ -99,15 +94,6 @@ def run(quick: bool) -> dict[str, Any]:
             ),
         ],
     }
-
-
-def _make_model(directory: Path) -> None:
-    config = transformers.Qwen3MoeConfig(**SHAPE)
-    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # untyped there
-    model = transformers.Qwen3MoeForCausalLM(config)
-    model.save_pretrained(directory)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(DEMO / name, directory)
 
 
 async def _longest(suite: RunningSuite, num_blocks: dict[str, int]) -> dict[str, Any]:
@@ -161,9 +147,9 @@ async def _compared(suite: RunningSuite, tokens: int, rounds: int) -> dict[str, 
             for way in gaps:
                 gaps[way] += await _gaps(worker, beside, way, tokens)
     return {
-        "alone": {f"{way}_s": _spread(values) for way, values in seconds.items()},
+        "alone": {f"{way}_s": spread(values) for way, values in seconds.items()},
         "gap_beside": {
-            f"{way}_ms": _spread([gap * 1e3 for gap in values]) for way, values in gaps.items()
+            f"{way}_ms": spread([gap * 1e3 for gap in values]) for way, values in gaps.items()
         },
     }
 
@@ -198,7 +184,7 @@ async def _siblings(suite: RunningSuite, tokens: int, rounds: int) -> dict[str, 
                 each = zip(workers, asked, strict=True)
                 await asyncio.gather(*(w.score(p, CANDIDATES, False) for w, p in each))
                 taken.append(time.perf_counter() - started)
-    return {f"{way}_s": _spread(values) for way, values in seconds.items()}
+    return {f"{way}_s": spread(values) for way, values in seconds.items()}
 
 
 def _prompt(length: int) -> list[int]:
@@ -208,11 +194,3 @@ def _prompt(length: int) -> list[int]:
 def _status_bytes(process: Path, field: str) -> int:
     lines = (process / "status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
-
-
-def _spread(values: list[float]) -> dict[str, float]:
-    return {
-        "median": round(statistics.median(values), 3),
-        "least": round(min(values), 3),
-        "most": round(max(values), 3),
-    }

@@ -129,7 +129,7 @@ def write_model(
     tokenizer: Path | None = None,
     seed: int = 0,
 ) -> None:
-    """Write a random model as published ones are: configuration, shards and their index.
+    """Write a random model as published ones are: configuration, and one file or shards with their index.
 
     Args:
         directory: to write into; made if it is not there.
@@ -148,6 +148,9 @@ def write_model(
         name = f"model-{number:05d}.safetensors"
         save_file(shard, directory / name, {"format": "pt"})
         index |= dict.fromkeys(shard, name)
+    if len(set(index.values())) == 1:
+        (directory / name).rename(directory / "model.safetensors")
+        return
     written = json.dumps({"metadata": {}, "weight_map": index})
     (directory / "model.safetensors.index.json").write_text(written)
 
@@ -157,12 +160,12 @@ def _shards(
 ) -> Iterator[dict[str, Tensor]]:
     random, shard, nbytes = torch.Generator().manual_seed(seed), dict[str, Tensor](), 0
     for name, shape in tensor_shapes(config, with_experts):
-        made = torch.randn(shape, generator=random) * STD if len(shape) > 1 else torch.ones(shape)
-        shard[name] = made.to(getattr(torch, dtype))
-        nbytes += shard[name].nbytes
         if nbytes > SHARD_BYTES:
             yield shard
             shard, nbytes = {}, 0
+        made = torch.randn(shape, generator=random) * STD if len(shape) > 1 else torch.ones(shape)
+        shard[name] = made.to(getattr(torch, dtype))
+        nbytes += shard[name].nbytes
     yield shard
 
 

@@ -8,7 +8,6 @@ of them. (The first tokens are an exception: there many streams are measured in 
 """
 
 import os
-import shutil
 import statistics
 import tempfile
 import time
@@ -20,30 +19,25 @@ from typing import Any
 import torch
 import transformers
 
+from benchmarks.common.models import qwen3_moe, write_model
+from benchmarks.common.suite import DEMO
+from benchmarks.common.turns import DRIFT, ratios, spread
 from benchmarks.engine import int8_error
 from benchmarks.engine.first_token import PROMPT_TOKENS, STREAM_TOKENS, first_tokens
 from benchmarks.engine.llama_cpp import llama_cpp_build, llama_cpp_side
 from benchmarks.engine.peers import vllm_side
 from benchmarks.engine.sides import Prompts, Side, suite_side, transformers_side
 
-DEMO = Path(__file__).parents[2] / "models" / "demo"  # for its tokenizer
-SHAPE: dict[str, Any] = {
-    "vocab_size": 4096,
-    "hidden_size": 512,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 64,
-    "num_experts": 32,
-    "num_experts_per_tok": 4,
-    "moe_intermediate_size": 256,
-    "norm_topk_prob": True,
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": False,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-}
+SHAPE = qwen3_moe(
+    hidden_size=512,
+    num_hidden_layers=8,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    head_dim=64,
+    num_experts=32,
+    num_experts_per_tok=4,
+    moe_intermediate_size=256,
+)
 FIRST_PLAIN_TOKEN = 300  # past special tokens and single bytes
 OURS: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("local", "local", {}),
@@ -52,7 +46,6 @@ OURS: tuple[tuple[str, str, dict[str, str]], ...] = (
 )
 PEERS = ("transformers", "vllm", "llama_cpp")
 VLLM, LLAMA_CPP = "MOESAIC_BENCH_VLLM", "MOESAIC_BENCH_LLAMA_CPP"  # each names a Python
-DRIFT = 0.1  # of the machine's speed within one turn of all sides
 
 
 @dataclass(frozen=True)
@@ -100,14 +93,16 @@ def run(quick: bool) -> dict[str, Any]:
     """Measure every workload on every side, in turns; ``quick`` takes fewer prompts, one round, and no int8.
 
     Returns:
-        ``config``; ``figures`` per workload: tokens/s of each side (median, lowest and highest round), ratios to the
+        ``config``; ``figures`` per workload: tokens/s of each side (median, least and most of rounds), ratios to the
         best peer, and the part of the machine's own limit; ``notes``.
     """
     rounds, workloads = (1, QUICK_WORKLOADS) if quick else (3, WORKLOADS)
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # untyped there
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # untyped there
     with tempfile.TemporaryDirectory() as directory:
-        model = make_model(Path(directory))
+        make_model(Path(directory))
+        theirs: Any = transformers.Qwen3MoeForCausalLM
+        model = theirs.from_pretrained(directory, dtype=torch.float32).eval()
         measured = _measure(Path(directory), model, workloads, rounds, quick)
     active, flops = active_bytes(model), prefill_flops(model)
     figures: dict[str, Any] = {}
@@ -163,19 +158,17 @@ def _figure(
 ) -> dict[str, Any]:
     rates = {side: values[workload.name] for side, values in measured.rates.items()}
     middle = {side: statistics.median(values) for side, values in rates.items()}
-    figure: dict[str, Any] = {f"{side}_tokens_per_s": _spread(v) for side, v in rates.items()}
+    figure: dict[str, Any] = {f"{side}_tokens_per_s": spread(v, 1) for side, v in rates.items()}
     best_peer = max(middle[side] for side in PEERS if side in middle)
     figure["ratio_vs_best_peer"] = round(middle["local"] / best_peer, 3)
     figure["disaggregated_ratio_vs_best_peer"] = round(middle["disaggregated"] / best_peer, 3)
     # Turn by turn: both sides of a turn meet the same machine.
-    of_local = [a / b for a, b in zip(rates["disaggregated"], rates["local"], strict=True)]
-    figure["disaggregated_ratio_vs_local"] = [
-        round(value, 3) for value in (statistics.median(of_local), min(of_local), max(of_local))
-    ]
+    of_local = ratios(rates["disaggregated"], rates["local"])
+    figure["disaggregated_ratio_vs_local"] = spread(of_local)
     if "int8" in middle:
         figure["ratio_int8_vs_float32"] = round(middle["int8"] / middle["local"], 3)
     limits = measured.limits[workload.name]
-    figure |= {name: _spread(values) for name, values in limits.items()}
+    figure |= {name: spread(values, 1) for name, values in limits.items()}
     if workload.name == "generation_1":
         bandwidth = statistics.median(limits["read_gbytes_per_s"]) * 1e9
         figure["share_of_memory_bandwidth"] = round(middle["local"] * active / bandwidth, 3)
@@ -185,15 +178,9 @@ def _figure(
     return figure
 
 
-def make_model(directory: Path, shape: dict[str, Any] = SHAPE) -> Any:
-    """A model of random weights, saved to ``directory`` with a tokenizer, and loaded."""
-    torch.manual_seed(11)
-    config = transformers.Qwen3MoeConfig(**shape)
-    model = transformers.Qwen3MoeForCausalLM(config).eval()  # type: ignore[no-untyped-call]  # untyped there
-    model.save_pretrained(directory)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(DEMO / name, directory)
-    return model
+def make_model(directory: Path, shape: dict[str, Any] = SHAPE) -> None:
+    """Write a float32 model of random weights to ``directory``, with a tokenizer."""
+    write_model(directory, shape, "float32", tokenizer=DEMO, seed=11)
 
 
 def active_bytes(model: Any) -> int:
@@ -314,11 +301,3 @@ def _gemm_rate() -> float:
     for _ in range(rounds):
         left @ right
     return 2 * size**3 * rounds / (time.perf_counter() - started) / 1e9
-
-
-def _spread(values: list[float]) -> dict[str, float]:
-    return {
-        "median": round(statistics.median(values), 1),
-        "lowest": round(min(values), 1),
-        "highest": round(max(values), 1),
-    }

@@ -5,8 +5,10 @@ Every side of ``moesaic bench engine`` is measured, in turns.
 
 import statistics
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any
 
+from benchmarks.common.turns import ratios, spread
 from benchmarks.engine.sides import Prompt, Side
 
 PROMPT_TOKENS = 16
@@ -27,8 +29,8 @@ def first_tokens(
 
     Returns:
         For each side the ms from request to first token, the ms of a step of one row, which is the mean gap between
-        the tokens after it, and the first in steps: each the median of all streams, with the lowest and the highest
-        turn. ``best_peer_over_local``, ``best_peer_over_disaggregated``: how many times as long the fastest peer's
+        the tokens after it, and the first in steps: each the median of all streams, with the least and the most of
+        turns. ``best_peer_over_local``, ``best_peer_over_disaggregated``: how many times as long the fastest peer's
         first token takes.
     """
     first: dict[str, list[list[float]]] = {name: [] for name in sides}  # turns, their streams: ms
@@ -41,10 +43,7 @@ def first_tokens(
             step[name].append([gap * 1e3 for gap in gaps])
     figures: dict[str, Any] = {}
     for name in sides:
-        steps = [
-            [a / b for a, b in zip(*turn, strict=True)]
-            for turn in zip(first[name], step[name], strict=True)
-        ]
+        steps = [ratios(*turn) for turn in zip(first[name], step[name], strict=True)]
         figures[f"{name}_ms"] = _spread(first[name])
         figures[f"{name}_step_ms"] = _spread(step[name])
         figures[f"{name}_steps"] = _spread(steps)
@@ -57,9 +56,6 @@ def first_tokens(
 
 
 def _spread(turns: list[list[float]]) -> dict[str, float]:
-    middles = [statistics.median(turn) for turn in turns]
-    return {
-        "median": round(statistics.median(value for turn in turns for value in turn), 2),
-        "lowest": round(min(middles), 2),
-        "highest": round(max(middles), 2),
-    }
+    """Report the median of all streams, and the range of the turns' medians."""
+    of_streams = {"median": round(statistics.median(chain.from_iterable(turns)), 2)}
+    return {**spread(map(statistics.median, turns), 2), **of_streams}

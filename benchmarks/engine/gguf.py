@@ -95,20 +95,29 @@ def architecture_of(config: Mapping[str, Any]) -> dict[str, Any]:
         "embedding_length": config["hidden_size"],
         "feed_forward_length": config["intermediate_size"],
         "expert_feed_forward_length": config["moe_intermediate_size"],
-        "expert_count": config.get("num_local_experts") or config["num_experts"],
+        "expert_count": _num_experts(config),
         "expert_used_count": config["num_experts_per_tok"],
         "attention.head_count": config["num_attention_heads"],
         "attention.head_count_kv": config["num_key_value_heads"],
         "attention.key_length": config["head_dim"],
         "attention.value_length": config["head_dim"],
         "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
-        "rope.freq_base": float(config["rope_parameters"]["rope_theta"]),
+        "rope.freq_base": _rope_theta(config),
     }
     return {
         "general.architecture": "qwen3moe",
         "general.alignment": ALIGNMENT,
         **{f"qwen3moe.{name}": value for name, value in named.items()},
     }
+
+
+def _num_experts(config: Mapping[str, Any]) -> int:
+    return int(config.get("num_local_experts") or config["num_experts"])
+
+
+def _rope_theta(config: Mapping[str, Any]) -> float:
+    """Read the base of the rotation, as files spell it now and before transformers 5."""
+    return float((config.get("rope_parameters") or config)["rope_theta"])
 
 
 def _vocabulary(tokenizer: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,7 +153,7 @@ def _tensors(
         for theirs, name in OF_LAYER.items():
             add(f"blk.{layer}.{name}", f"{before}.{theirs}")
         for theirs, name in OF_EXPERTS.items():
-            experts = range(config["num_local_experts"])
+            experts = range(_num_experts(config))
             parts = [f"{before}.mlp.experts.{expert}.{theirs}" for expert in experts]
             add(f"blk.{layer}.{name}", *parts, stacked=True)
     used = {part for tensor in tensors.values() for part in tensor.parts}

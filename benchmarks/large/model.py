@@ -12,7 +12,6 @@ from benchmarks.large.files import write_pair
 
 CONFIG: dict[str, Any] = {
     **QWEN3_30B,
-    "rope_parameters": {"rope_type": "default", "rope_theta": QWEN3_30B["rope_theta"]},
     "dtype": "bfloat16",
 }
 CHECKPOINT, GGUF = "checkpoint", "model.gguf"

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from benchmarks.common.routing_traces import demo_trace
 from benchmarks.common.suite import DEMO, RunningSuite, running_suite
+from benchmarks.common.turns import ratios, spread
 from benchmarks.routed.memory_bound import SHAPE, memory_bound_suites
 from benchmarks.routed.memory_bound import SIDES as MEMORY_BOUND_SIDES
 from moesaic.experts.assignment import Assigner
@@ -259,15 +260,12 @@ def _figures(
     before: dict[str, float], after: dict[str, float], rates: list[float], base: list[float]
 ) -> dict[str, Any]:
     added = {key: after[key] - before[key] for key in COUNTS}
-    ratios = [rate / other for rate, other in zip(rates, base, strict=True)]
     return {
         "most_activated": round(added["most_activated"] / added["batches"], 3),
         "activated": round(added["activated"] / added["batches"], 3),
         "scheduling_us": round(1e6 * added["scheduling_s"] / added["batches"], 1),
         "tokens_per_s": round(statistics.median(rates), 1),
-        "ratio": [
-            round(value, 3) for value in (statistics.median(ratios), min(ratios), max(ratios))
-        ],
+        "ratio": spread(ratios(rates, base)),
     }
 
 

@@ -8,16 +8,15 @@ same ratios for more workers, in virtual time.
 
 import asyncio
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.common.prompt_clients import ask_all
 from benchmarks.common.suite import RunningSuite, running_suite
+from benchmarks.common.turns import DRIFT, SteadyTurns, in_turn, ratios, spread
 from benchmarks.router import decisions as router_decisions
 from benchmarks.router.simulation import simulate
 from benchmarks.router.workload import Mix, Workload
-from moesaic.cli.machine.facts import gemm_gflops
 from moesaic.cluster.rpc.channels import channel
 from moesaic.prefix.policies import POLICY_NAMES
 from moesaic.v1.gateway_pb2 import SetPolicyRequest
@@ -28,7 +27,6 @@ CONSOLIDATED = f"{OURS}, consolidated"
 WORKERS = 2
 CLIENTS = 24
 KV_BLOCKS = 1024  # of each worker
-DRIFT = 0.10
 FULL, QUICK = Mix(examples=48, documents=24, single=24), Mix(16, 8, 8)
 TARGETS = {"decision_us": 60.0, "hash_tokens_per_s": 10e6}
 
@@ -50,13 +48,13 @@ def run(quick: bool) -> dict[str, Any]:
             "requests": vars(mix),
             "tokens_per_run": measured.tokens,
             "rounds": rounds,
-            "rounds_repeated": measured.num_repeated,
+            "rounds_repeated": measured.turns.num_repeated,
         },
         "figures": {
             **decisions,
             "throughput": measured.figures(),
             "simulated": simulated,
-            "gemm_gflops": _spread(measured.gemm_gflops),
+            "gemm_gflops": spread(measured.turns.gemm_gflops),
             "targets": TARGETS,
         },
         "paper": {"throughput_gain_of_the_router": "1.16-1.18 at 8 GPUs (MoE-Prefill fig. 10)"},
@@ -76,19 +74,18 @@ def run(quick: bool) -> dict[str, Any]:
 
 @dataclass
 class _Measured:
+    turns: SteadyTurns
     rates: dict[str, list[float]] = field(default_factory=dict)
     cached: dict[str, list[float]] = field(default_factory=dict)
-    gemm_gflops: list[float] = field(default_factory=list)
     tokens: int = 0
-    num_repeated: int = 0
 
     def figures(self) -> dict[str, Any]:
         ours = self.rates[OURS]
         return {
             policy: {
-                "tokens_per_s": _spread(rates),
+                "tokens_per_s": spread(rates),
                 "cached_share": round(statistics.median(self.cached[policy]), 3),
-                "ours_is_times": _spread([a / b for a, b in zip(ours, rates, strict=True)]),
+                "ours_is_times": spread(ratios(ours, rates)),
             }
             for policy, rates in self.rates.items()
         }
@@ -97,7 +94,7 @@ class _Measured:
 async def _measure(
     suite: RunningSuite, workload: Workload, mix: Mix, rounds: int, *, repeat: bool
 ) -> _Measured:
-    measured = _Measured()
+    measured = _Measured(SteadyTurns(rounds if repeat else 0))
     policies = [*POLICY_NAMES, CONSOLIDATED] if repeat else list(POLICY_NAMES)
     address = str(suite.processes["gateway"]["admin_address"])
     async with channel(address) as connection:
@@ -117,28 +114,22 @@ async def _measure(
         for number in range(rounds):
             prompts = workload.prompts(mix, seed=number + 1)
             measured.tokens = sum(map(len, prompts))
-            order = policies[number:] + policies[:number]
-            for attempt in range(1 + repeat):
-                before = gemm_gflops()
-                results = {
+            order = in_turn(policies, number)
+
+            async def turn(
+                attempt: int,
+                number: int = number,
+                order: list[str] = order,
+                prompts: list[list[int]] = prompts,
+            ) -> dict[str, tuple[float, float]]:
+                return {
                     policy: await run_policy(policy, f"{number}-{attempt}-{policy}", prompts)
                     for policy in order
                 }
-                after = gemm_gflops()
-                if abs(after / before - 1) <= DRIFT:
-                    break
-                measured.num_repeated += repeat and not attempt
-            measured.gemm_gflops += [before, after]
+
+            results = await measured.turns.take(turn)
             for policy in policies:
                 rate, cached = results[policy]
                 measured.rates.setdefault(policy, []).append(rate)
                 measured.cached.setdefault(policy, []).append(cached)
     return measured
-
-
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    return {
-        "p50": round(statistics.median(values), 3),
-        "min": round(min(values), 3),
-        "max": round(max(values), 3),
-    }

@@ -14,12 +14,13 @@ import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.links import NoLinks, linked_hosts
 from benchmarks.two_phase.cells import WAYS, judged, shares
 from benchmarks.two_phase.fleet import NODES, SHAPE, TwoPhaseFleet, make_model, open_fleet
-from benchmarks.two_phase.shaped_network import NoNamespaces, shaped_network
 from moesaic.cli.terminal.console import say
 from moesaic.cli.terminal.outcome import CommandError, Exit
 
@@ -58,30 +59,33 @@ QUICK = [(ShapedLink(200), (16, 128))]
 def run(quick: bool) -> dict[str, Any]:
     """Measure every cell; skip where namespaces cannot be had."""
     try:
-        with shaped_network(list(NODES)) as network, tempfile.TemporaryDirectory() as directory:
+        with tempfile.TemporaryDirectory() as directory:
             make_model(Path(directory))
-            return asyncio.run(_measure(network, Path(directory), quick))
-    except NoNamespaces as error:
+            return asyncio.run(_measure(Path(directory), quick))
+    except NoLinks as error:
         raise CommandError(
             f"two-phase needs network namespaces and tc, as root: {error}", Exit.UNHEALTHY
         ) from error
 
 
-async def _measure(network: Any, model: Path, quick: bool) -> dict[str, Any]:
+async def _measure(model: Path, quick: bool) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     repetitions = 2 if quick else REPETITIONS
-    async with open_fleet(network, model) as fleet:
-        for link, batches in QUICK if quick else GRID:
-            network.shape(link.rate_mbit, link.delay_ms)
-            figures[link.name] = await _measure_link(fleet, link, batches, repetitions)
+    # A delay is of all hosts' links from their start on.
+    for delay_ms, grid in groupby(QUICK if quick else GRID, lambda cell: cell[0].delay_ms):
+        with linked_hosts(list(NODES), delay_ms=delay_ms) as hosts:
+            async with open_fleet(hosts, model) as fleet:
+                for link, batches in grid:
+                    hosts.shape(link.rate_mbit)
+                    figures[link.name] = await _measure_link(fleet, link, batches, repetitions)
     cells = [cell for link in figures.values() for name, cell in link.items() if name[0].isdigit()]
     return {
         "config": {
             "nodes": NODES,
-            "hidden_size": SHAPE.hidden_size,
-            "layers": SHAPE.num_layers,
-            "experts": SHAPE.num_experts,
-            "expert_size": SHAPE.expert_size,
+            "hidden_size": SHAPE["hidden_size"],
+            "layers": SHAPE["num_hidden_layers"],
+            "experts": SHAPE["num_experts"],
+            "expert_size": SHAPE["moe_intermediate_size"],
             "dtype": "float32",
             "repetitions": repetitions,
             "cores": os.cpu_count(),
@@ -118,7 +122,7 @@ async def _measure_link(
 async def _measure_cell(fleet: TwoPhaseFleet, batch: int, repetitions: int) -> dict[str, Any]:
     rows = batch // sum(count for role, count in NODES.values() if role == "attention")
     layer_s = max([(await fleet.run(mode, rows, FIRST_BLOCK_S, 0.0)).layer_s for mode in MODES])
-    block_s = min(max(BLOCK_STEPS * SHAPE.num_layers * layer_s, BLOCK_S[0]), BLOCK_S[1])
+    block_s = min(max(BLOCK_STEPS * SHAPE["num_hidden_layers"] * layer_s, BLOCK_S[0]), BLOCK_S[1])
     blocks: dict[str, list[float]] = {mode: [] for mode in MODES}
     gone = dict.fromkeys(WAYS, 0.0)
     messages = dict.fromkeys(MODES, 0.0)

@@ -15,36 +15,32 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.common.links import LinkedHosts
+from benchmarks.common.models import qwen3_moe, write_model
 from benchmarks.two_phase.cells import WAYS
-from benchmarks.two_phase.shaped_network import ShapedNetwork
-from models.training.network import Network, Shape
 from moesaic.cli.terminal.outcome import CommandError
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.models.configuration.config import load_config
 
 NODES = {"a0": ("attention", 2), "a1": ("attention", 2), "e0": ("expert", 2), "e1": ("expert", 2)}
-SHAPE = Shape(
+SHAPE = qwen3_moe(
     vocab_size=64,
     hidden_size=1024,
-    num_layers=4,
-    num_heads=4,
-    num_kv_heads=2,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
     head_dim=32,
     num_experts=16,
-    top_k=2,
-    expert_size=64,
-    max_positions=64,
+    num_experts_per_tok=2,
+    moe_intermediate_size=64,
+    max_position_embeddings=64,
 )
 ANSWER_S = 120.0
 
 
 def make_model(directory: Path) -> None:
     """A random Qwen3-MoE checkpoint of ``SHAPE``."""
-    from safetensors.torch import save_file
-
-    special: dict[str, int | None] = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
-    (directory / "config.json").write_text(json.dumps(SHAPE.hf_config(special)))
-    save_file(Network(SHAPE).hf_tensors(), directory / "model.safetensors", {"format": "pt"})
+    write_model(directory, SHAPE)
 
 
 @dataclass(frozen=True)
@@ -111,7 +107,7 @@ class TwoPhaseFleet:
         placement = Placement(
             epoch=1,
             model_digest=config.digest,
-            num_experts=SHAPE.num_experts,
+            num_experts=SHAPE["num_experts"],
             workers=[
                 PlacedWorker(
                     worker_id=hello["name"],
@@ -124,7 +120,7 @@ class TwoPhaseFleet:
             ],
             layers=list(config.moe_layers),
             slots=[
-                [list(range(n, SHAPE.num_experts, num)) for n in range(num)]
+                [list(range(n, SHAPE["num_experts"], num)) for n in range(num)]
                 for _ in config.moe_layers
             ],
         )
@@ -152,12 +148,12 @@ async def _ask(
 
 
 @asynccontextmanager
-async def open_fleet(network: ShapedNetwork, model: Path) -> AsyncIterator[TwoPhaseFleet]:
+async def open_fleet(hosts: LinkedHosts, model: Path) -> AsyncIterator[TwoPhaseFleet]:
     """Start all workers, and place the experts."""
     fleet, control = TwoPhaseFleet(), model / "control"
     server = await asyncio.start_unix_server(fleet.take, str(control), limit=1 << 26)
     told = {
-        "prefix": network.prefix,
+        "hosts": hosts.told(),
         "nodes": NODES,
         "model": str(model),
         "control": str(control),

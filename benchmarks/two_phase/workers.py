@@ -21,7 +21,7 @@ import msgspec
 import structlog
 import torch
 
-from benchmarks.two_phase.shaped_network import ShapedNetwork
+from benchmarks.common.links import LinkedHosts
 from moesaic.dispatch.links import Endpoint
 from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
 from moesaic.dispatch.two_phase import metrics
@@ -182,15 +182,15 @@ def main() -> None:
     told = json.loads(sys.argv[1])
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     torch.set_num_threads(1)
-    network = ShapedNetwork(told["prefix"], told["nodes"])
+    hosts = LinkedHosts.find(told["hosts"])
     for node, (role, count) in told["nodes"].items():
         if os.fork() == 0:
             die_with_parent()
-            network.enter(node)
+            hosts.enter(node)
             for n in range(count):
                 if os.fork() == 0:
                     die_with_parent()
-                    address = network.addresses[node]
+                    address = hosts.addresses[node]
                     paths = Path(told["model"]), Path(told["control"])
                     asyncio.run(work(role, f"{node}-{n}", node, address, *paths))
             signal.pause()

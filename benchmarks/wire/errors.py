@@ -2,7 +2,6 @@
 
 import asyncio
 import gzip
-import json
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
+from benchmarks.common.models import qwen3_moe, write_model
 from benchmarks.common.suite import DEMO
 from benchmarks.parity.cases import CPU, Served
-from models.training.network import Network, Shape
 from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
 from moesaic.experts.frames import FLOAT32_SUMS
 from moesaic.experts.host import ExpertHost
@@ -32,26 +30,28 @@ from moesaic.transport.inprocess import Hub, InProcessNetwork
 
 TEXT = Path(__file__).parents[2] / "models/training/data/text/wikitext2.test.txt.gz"
 SHAPES = {  # Qwen3-MoE, random; the widths and the experts per token of Qwen3-30B-A3B
-    "random, 2048 wide": Shape(
+    "random, 2048 wide": qwen3_moe(
         vocab_size=512,
         hidden_size=2048,
-        num_layers=4,
-        num_heads=16,
-        num_kv_heads=4,
+        num_hidden_layers=4,
+        num_attention_heads=16,
+        num_key_value_heads=4,
         head_dim=128,
         num_experts=16,
-        top_k=8,
-        expert_size=768,
-        max_positions=512,
+        num_experts_per_tok=8,
+        moe_intermediate_size=768,
+        max_position_embeddings=512,
     ),
-    "random, 512 wide, 12 layers": Shape(
+    "random, 512 wide, 12 layers": qwen3_moe(
         vocab_size=512,
         hidden_size=512,
-        num_layers=12,
-        num_kv_heads=2,
+        num_hidden_layers=12,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=32,
         num_experts=32,
-        top_k=4,
-        expert_size=192,
+        num_experts_per_tok=4,
+        moe_intermediate_size=192,
     ),
 }
 WORKERS, TOKENS, QUICK_TOKENS = 2, 256, 64
@@ -83,20 +83,13 @@ def measured_errors(quick: bool) -> dict[str, Any]:
     figures = {"demo": _errors_of(DEMO, Tokenizer.load(DEMO).encode(text)[:tokens])}
     for name, shape in SHAPES.items():
         with tempfile.TemporaryDirectory() as directory:
-            _make_model(Path(directory), shape)
+            write_model(Path(directory), shape, seed=7)
             random = torch.Generator().manual_seed(5)
-            drawn = torch.randint(shape.vocab_size, (tokens,), generator=random)
+            drawn = torch.randint(shape["vocab_size"], (tokens,), generator=random)
             figures[name] = _errors_of(Path(directory), drawn.tolist())
         if quick:
             break
     return figures
-
-
-def _make_model(directory: Path, shape: Shape) -> None:
-    torch.manual_seed(7)
-    special: dict[str, int | None] = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
-    (directory / "config.json").write_text(json.dumps(shape.hf_config(special)))
-    save_file(Network(shape).hf_tensors(), directory / "model.safetensors", {"format": "pt"})
 
 
 def _errors_of(model: Path, tokens: list[int]) -> dict[str, Any]:

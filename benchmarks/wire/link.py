@@ -8,8 +8,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.links import LinkedHosts, NoLinks, linked_hosts
+from benchmarks.common.turns import ratios, spread
 from benchmarks.two_phase.fleet import SHAPE, make_model
-from benchmarks.two_phase.shaped_network import NoNamespaces, ShapedNetwork, shaped_network
 
 HOSTS = ("attention", "expert-0", "expert-1")
 RATES, QUICK_RATES = (100, 1000, 0), (100,)  # Mbit/s; 0: none
@@ -21,25 +22,28 @@ STEPS = 4  # of a turn
 def measured_links(quick: bool) -> dict[str, Any]:
     """Measure a layer's exchange in both forms, by turns; says so where there are no namespaces."""
     try:
-        with shaped_network(HOSTS) as network, tempfile.TemporaryDirectory() as directory:
+        with linked_hosts(HOSTS) as hosts, tempfile.TemporaryDirectory() as directory:
             make_model(Path(directory))
-            return _measure(network, Path(directory), quick)
-    except NoNamespaces as error:
+            return _measure(hosts, Path(directory), quick)
+    except NoLinks as error:
         return {"left_out": f"needs network namespaces and tc, as root: {error}"}
 
 
-def _measure(network: ShapedNetwork, model: Path, quick: bool) -> dict[str, Any]:
-    told = {"prefix": network.prefix, "hosts": HOSTS, "model": str(model)}
+def _measure(hosts: LinkedHosts, model: Path, quick: bool) -> dict[str, Any]:
+    told = {"hosts": hosts.told(), "model": str(model)}
     workers = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.wire.workers", json.dumps(told)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
-    figures: dict[str, Any] = {"hidden_size": SHAPE.hidden_size, "layers": SHAPE.num_layers}
+    figures: dict[str, Any] = {
+        "hidden_size": SHAPE["hidden_size"],
+        "layers": SHAPE["num_hidden_layers"],
+    }
     try:
         for rate in QUICK_RATES if quick else RATES:
-            network.shape(rate)
+            hosts.shape(rate)
             found: dict[str, Any] = {}
             for rows in ROWS:
                 times: dict[str, list[float]] = {"own": [], "int8": []}
@@ -64,9 +68,7 @@ def _told(workers: "subprocess.Popen[str]", order: dict[str, Any]) -> str:
 
 
 def _compared(times: dict[str, list[float]]) -> dict[str, Any]:
-    ratios = [int8 / own for own, int8 in zip(times["own"], times["int8"], strict=True)]
     figures: dict[str, Any] = {
         f"{wire}_ms": round(1e3 * statistics.median(taken), 3) for wire, taken in times.items()
     }
-    found = (statistics.median(ratios), min(ratios), max(ratios))
-    return figures | {"ratio": [round(value, 3) for value in found]}
+    return figures | {"ratio": spread(ratios(times["int8"], times["own"]))}

@@ -16,7 +16,7 @@ import structlog
 import torch
 from torch import Tensor
 
-from benchmarks.two_phase.shaped_network import ShapedNetwork
+from benchmarks.common.links import LinkedHosts
 from benchmarks.two_phase.workers import CPU, FP32, TIMEOUT_S, die_with_parent, network_of
 from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
 from moesaic.experts.host import ExpertHost
@@ -104,19 +104,19 @@ def main() -> None:
     told = json.loads(sys.argv[1])
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     torch.set_num_threads(1)
-    network, model = ShapedNetwork(told["prefix"], told["hosts"]), Path(told["model"])
-    attention, *experts = told["hosts"]
-    placement = placement_of(model, [(name, network.addresses[name]) for name in experts])
+    hosts, model = LinkedHosts.find(told["hosts"]), Path(told["model"])
+    attention, *experts = hosts.addresses
+    placement = placement_of(model, [(name, hosts.addresses[name]) for name in experts])
     for name in experts:
         if os.fork() == 0:
             die_with_parent()
-            network.enter(name)
-            work = serve(name, network.addresses[name], model, placement)
+            hosts.enter(name)
+            work = serve(name, hosts.addresses[name], model, placement)
             with asyncio.Runner(loop_factory=new_event_loop) as runner, torch.inference_mode():
                 runner.run(work)
-    network.enter(attention)
+    hosts.enter(attention)
     with asyncio.Runner(loop_factory=new_event_loop) as runner, torch.inference_mode():
-        runner.run(ask(network.addresses[attention], model, placement))
+        runner.run(ask(hosts.addresses[attention], model, placement))
 
 
 if __name__ == "__main__":
