@@ -11,8 +11,8 @@ from typing import TypeVar
 
 # Names a hang and nothing else: no machine may be so slow that a wait in a test takes as long.
 HANG_S = 300.0
-# Between two looks at another process.
-POLL_S = 0.02
+# Between two looks.
+POLL_S = 0.01
 
 T = TypeVar("T")
 

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -17,6 +16,7 @@ from tokenizers.models import BPE
 
 from moesaic.cli.machine.state import StateFile, SuiteState, process_start_time
 from moesaic.cli.main import main
+from tests.waiting import eventually
 
 CONFIG = {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -83,7 +83,6 @@ while True:
     signal.pause()
 """
 
-WITHIN_S = 100.0
 LIBRARY = Path(__file__).parents[2] / "libs/moesaic"
 
 T = TypeVar("T")
@@ -196,25 +195,6 @@ def suite(house: Path) -> Callable[[str], SuiteState]:
     return wait
 
 
-def eventually(found: Callable[[], T | None]) -> T:
-    """Wait until ``found`` gives something; a wait in vain ends, also on a thread, which no test's time limit does."""
-    end_s = time.monotonic() + WITHIN_S
-    while not (result := found()):
-        assert time.monotonic() < end_s, "it did not come to be"
-        time.sleep(0.02)
-    return result
-
-
-@pytest.fixture(name="eventually")
-def eventually_fixture() -> Callable[[Callable[[], object]], object]:
-    return eventually
-
-
 def gone(pids: list[int]) -> bool:
-    return all(process_start_time(pid) is None for pid in pids)
-
-
-@pytest.fixture(name="gone")
-def gone_fixture() -> Callable[[list[int]], bool]:
     """Whether none of these processes lives."""
-    return gone
+    return all(process_start_time(pid) is None for pid in pids)

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import eventually
+
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -244,9 +246,7 @@ def test_the_limit_and_default_labels_hold(ask: Run, server: Server, house: Path
     assert (summary["rows"], summary["accuracy"]) == (4, None)
 
 
-def test_ctrl_c_keeps_what_is_done(
-    start: Start, server: Server, house: Path, eventually: Callable[[Callable[[], object]], object]
-) -> None:
+def test_ctrl_c_keeps_what_is_done(start: Start, server: Server, house: Path) -> None:
     write_rows(house / "rows.jsonl", [row(i, "a cat", 0) for i in range(5)] + [row(9, "slow")])
     process = start("classify", "--file", "rows.jsonl", "--out", "out.jsonl", "--url", server.url)
     out = house / "out.jsonl"

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import eventually
+
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[str]"]
 URL = "/v1/chat/completions"
@@ -194,7 +196,6 @@ def test_what_was_stopped_goes_on_where_it_was(
     ask: Run,
     server: Server,
     house: Path,
-    eventually: Callable[[Callable[[], object]], object],
 ) -> None:
     lines = [line(f"r{n}", f"text {n}") for n in range(5)] + [line("late", "slow"), line("last")]
     (house / "in.jsonl").write_text(encoded(lines))
@@ -225,7 +226,6 @@ def test_a_kill_loses_nothing_that_was_written(
     ask: Run,
     server: Server,
     house: Path,
-    eventually: Callable[[Callable[[], object]], object],
 ) -> None:
     lines = [line(f"r{n}") for n in range(5)] + [line("late", "slow")]
     (house / "in.jsonl").write_text(encoded(lines))

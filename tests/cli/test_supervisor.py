@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,8 @@ import pytest
 from moesaic.cli.machine.state import process_start_time
 from moesaic.cli.suite.processes import Service
 from moesaic.cli.suite.supervisor import ServiceFailed, Supervisor
+from tests.cli.conftest import gone
+from tests.waiting import eventually, until
 
 FOREVER = "import signal\nwhile True: signal.pause()"
 ON_SIGTERM = """
@@ -41,11 +42,6 @@ def supervisor(
         changed=lambda: None,
         command=command,
     )
-
-
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():
-        await asyncio.sleep(0.02)
 
 
 async def test_a_killed_service_is_started_again(tmp_path: Path) -> None:
@@ -106,8 +102,6 @@ async def test_the_gateway_ends_before_the_workers_are_told_to(tmp_path: Path) -
 
 def test_services_die_with_a_supervisor_that_is_killed(
     tmp_path: Path,
-    eventually: Callable[[Callable[[], object]], object],
-    gone: Callable[[list[int]], bool],
 ) -> None:
     script = f"""
 import asyncio, os, sys, json

@@ -16,12 +16,12 @@ from moesaic.cluster.redis.bus import Bus
 from moesaic.cluster.redis.child import start_redis
 from moesaic.cluster.registry import Lease, registered
 from moesaic.messages.registry import WorkerRecord
+from tests.cli.conftest import gone
+from tests.waiting import eventually
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[str]"]
 Wait = Callable[[str], SuiteState]
-Eventually = Callable[[Callable[[], object]], object]
-Gone = Callable[[list[int]], bool]
 
 UP = ("up", "--model", "model", "--port", "0")
 EXPERT_0 = WorkerRecord(
@@ -35,7 +35,7 @@ def pids(state: SuiteState) -> list[int]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_the_suite_and_leaves_nothing_behind(
-    start: Start, suite: Wait, gone: Gone, house: Path, number: signal.Signals
+    start: Start, suite: Wait, house: Path, number: signal.Signals
 ) -> None:
     process = start(*UP)
     ready = suite("ready")
@@ -53,7 +53,7 @@ def test_a_signal_stops_the_suite_and_leaves_nothing_behind(
 
 
 def test_a_second_signal_ends_a_suite_that_does_not_stop(
-    start: Start, suite: Wait, eventually: Eventually, gone: Gone, house: Path
+    start: Start, suite: Wait, house: Path
 ) -> None:
     process = start(*UP, STUCK="gateway")
     ready = suite("ready")
@@ -68,9 +68,7 @@ def test_a_second_signal_ends_a_suite_that_does_not_stop(
     eventually(lambda: gone(pids(ready)))
 
 
-def test_nothing_outlives_a_supervisor_that_is_killed(
-    start: Start, suite: Wait, eventually: Eventually, gone: Gone, run: Run
-) -> None:
+def test_nothing_outlives_a_supervisor_that_is_killed(start: Start, suite: Wait, run: Run) -> None:
     process = start(*UP)
     ready = suite("ready")
 
@@ -82,9 +80,7 @@ def test_nothing_outlives_a_supervisor_that_is_killed(
     assert (down.returncode, down.stdout) == (0, "nothing runs in this directory\n")
 
 
-def test_a_service_and_redis_come_back_after_a_kill(
-    start: Start, suite: Wait, eventually: Eventually
-) -> None:
+def test_a_service_and_redis_come_back_after_a_kill(start: Start, suite: Wait) -> None:
     start(*UP)
     before = {process.name: process for process in suite("ready").processes}
 
@@ -98,9 +94,7 @@ def test_a_service_and_redis_come_back_after_a_kill(
     eventually(lambda: back("redis") and back("expert-1"))
 
 
-def test_a_disk_that_fills_up_stops_no_suite(
-    start: Start, suite: Wait, eventually: Eventually, gone: Gone, house: Path
-) -> None:
+def test_a_disk_that_fills_up_stops_no_suite(start: Start, suite: Wait, house: Path) -> None:
     process = start(*UP)
     ready = suite("ready")
     log = house / "run" / "expert-0.log"
@@ -119,7 +113,7 @@ def test_a_disk_that_fills_up_stops_no_suite(
         assert "service.stopping" in (house / "run" / f"{name}.log").read_text()
 
 
-def test_a_detached_suite_serves_until_down(run: Run, suite: Wait, gone: Gone) -> None:
+def test_a_detached_suite_serves_until_down(run: Run, suite: Wait) -> None:
     up = run(*UP, "--detach", "--json")
     assert up.returncode == 0, up.stderr
     facts = json.loads(up.stdout)

@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -15,6 +14,7 @@ from moesaic.cluster.own_addresses import own_address, own_addresses
 from moesaic.cluster.rpc.server import admin_server
 from moesaic.errors import NotReady
 from moesaic.settings import ModelSettings, ServiceSettings
+from tests.waiting import until
 
 OURS, OURS_TOO, FOREIGN = "127.0.0.5", "127.0.0.7", "198.51.100.1"
 
@@ -48,11 +48,6 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Network:
         monkeypatch.setattr(module, "is_of_this_machine", is_of_this_machine)
     monkeypatch.setattr(own_addresses_module, "_LOOK_EVERY_S", 0.01)
     return made
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.005)
 
 
 async def test_literals_stand_for_themselves_and_nobody_is_asked(network):

@@ -1,7 +1,6 @@
 """Expert hosts and a dispatcher in one process."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -24,6 +23,7 @@ from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.transport.contract import Handler
 from moesaic.transport.frame import Frame, FrameLimits
 from moesaic.transport.inprocess import Hub, InProcessNetwork
+from tests.waiting import until
 
 CPU, FP32 = torch.device("cpu"), torch.float32
 NUM_EXPERTS, NUM_LAYERS = 8, 3
@@ -35,12 +35,6 @@ def value_of(counter: Counter, *labels: str) -> float:
     series = counter.labels(*labels) if labels else counter
     samples = (sample for metric in series.collect() for sample in metric.samples)
     return next(sample.value for sample in samples if sample.name.endswith("_total"))
-
-
-async def until(holds: Callable[[], object]) -> None:
-    """Wait for a condition of this process; the test's own timeout is the limit."""
-    while not holds():
-        await asyncio.sleep(0.005)
 
 
 class CrookedCheckpoint(Checkpoint):

@@ -15,7 +15,7 @@ from moesaic.dispatch.contract import Dispatcher, Step
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.errors import ExpertUnavailable, NotReady
 from moesaic.models.configuration.config import ModelConfig
-from tests.dispatch.conftest import until
+from tests.waiting import until
 
 
 @dataclass

@@ -11,7 +11,8 @@ from moesaic.dispatch.links import DialledLinks, Endpoint, LinkEvents
 from moesaic.errors import PeerLost
 from moesaic.transport.frame import FrameLimits
 from moesaic.transport.inprocess import Hub, InProcessNetwork
-from tests.dispatch.conftest import TIMEOUT_S, until
+from tests.dispatch.conftest import TIMEOUT_S
+from tests.waiting import until
 
 EVENTS = LinkEvents("peer.linked", "peer.unreachable")
 

@@ -19,6 +19,7 @@ from moesaic.transport.rings.plane import new_event_loop
 from moesaic.transport.ucx import network as network_module
 from moesaic.transport.ucx.bindings import UcxWorker
 from moesaic.transport.ucx.network import UcxNetwork
+from tests import waiting
 from tests.transport.linked import Deadlines
 
 SECRET = b"the cluster secret"
@@ -192,10 +193,4 @@ def far_worker(
 
 @pytest.fixture
 def until() -> Callable[[Callable[[], bool]], Awaitable[None]]:
-    """Waits for a condition; the test's own timeout is the limit."""
-
-    async def wait(condition: Callable[[], bool]) -> None:
-        while not condition():
-            await asyncio.sleep(0.005)
-
-    return wait
+    return waiting.until

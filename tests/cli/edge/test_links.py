@@ -18,11 +18,12 @@ from moesaic.cli.suite.options import SuiteOptions
 from moesaic.cli.suite.processes import services_of
 from moesaic.cli.suite.supervisor import command_of
 from moesaic.cli.terminal.outcome import CommandError, Exit
+from tests.cli.conftest import gone
+from tests.waiting import eventually
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[str]"]
 Wait = Callable[[str], SuiteState]
-Eventually = Callable[[Callable[[], object]], object]
 
 AGENTS = ("agent-0", "agent-1", "agent-2")
 MBIT = 1_000_000
@@ -175,7 +176,7 @@ def test_frames_have_the_rate_and_the_delay_of_the_link(network: CableNetwork) -
     assert 5 * MBIT < 8 * slow_rate < 22 * MBIT
 
 
-def test_a_cut_cable_can_be_healed(network: CableNetwork, eventually: Eventually) -> None:
+def test_a_cut_cable_can_be_healed(network: CableNetwork) -> None:
     with answering(network.cables[0]) as port:
 
         def reached() -> bool:
@@ -225,9 +226,7 @@ def test_a_suite_runs_over_links_that_are_found_in_its_state(start: Start, suite
     assert not {network.switch, *(cable.namespace for cable in network.cables)} & namespaces()
 
 
-def test_what_a_killed_suite_left_goes_with_down(
-    start: Start, suite: Wait, run: Run, gone: Callable[[list[int]], bool], eventually: Eventually
-) -> None:
+def test_what_a_killed_suite_left_goes_with_down(start: Start, suite: Wait, run: Run) -> None:
     skip_unless_permitted()
     process = start("up", "--model", "model", "--port", "0", *EDGE, "--link", "1gbit")
     ready = suite("ready")

@@ -12,11 +12,11 @@ import pytest
 from moesaic.cli.machine.state import SuiteState
 from tests.cli.conftest import LIBRARY, environment
 from tests.hub_server import Hub, HubRepository, commit_of, hub_server
+from tests.waiting import eventually
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[str]"]
 Wait = Callable[[str], SuiteState]
-Eventually = Callable[[Callable[[], object]], object]
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_the_name_of_the_demo_is_never_asked_of_a_hub(
 
 
 def test_ctrl_c_ends_a_download_and_leaves_no_half_files(
-    start: Start, eventually: Eventually, house: Path, hub: Hub
+    start: Start, house: Path, hub: Hub
 ) -> None:
     hub.repositories["acme/tiny"].files["model.safetensors"] = bytes(200 << 20)
     hub.pause_s = 0.5  # the download would see only after seconds that it is to end

@@ -11,7 +11,8 @@ from moesaic.errors import ExpertUnavailable
 from moesaic.kernels.promised import PromisedRows
 from moesaic.messages.rung import Rung
 from tests.dispatch import dispatcher_contract as contract
-from tests.dispatch.conftest import until, value_of
+from tests.dispatch.conftest import value_of
+from tests.waiting import until
 
 HALVES = [0, 1, 2, 3], [4, 5, 6, 7]
 

@@ -23,7 +23,7 @@ from moesaic.models.layers.step_batch import StepBatch
 from moesaic.transport.frame import Frame, FrameKind
 from moesaic.transport.inprocess import InProcessNetwork
 from tests.dispatch import dispatcher_contract as contract
-from tests.dispatch.conftest import until
+from tests.waiting import until
 
 FAMILIES = [
     ParityCase(family, "seven layers", {"num_hidden_layers": 7})

@@ -19,8 +19,9 @@ from moesaic.messages.rung import Rung
 from moesaic.messages.wire import WireDtype
 from moesaic.native.library import library
 from moesaic.transport.frame import Frame, FrameKind
-from tests.dispatch.conftest import until, value_of
+from tests.dispatch.conftest import value_of
 from tests.dispatch.routed.test_wire import dispatched, hidden, over_rings
+from tests.waiting import until
 
 CPU = torch.device("cpu")
 NUM_LAYERS = 3

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from moesaic.errors import ExpertUnavailable, StaleEpoch
 from tests.dispatch import dispatcher_contract as contract
-from tests.dispatch.conftest import until
+from tests.waiting import until
 
 EVERYTHING = list(range(8))
 NUM_EXPERTS, NUM_LAYERS = 8, 3

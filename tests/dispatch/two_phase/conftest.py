@@ -28,15 +28,8 @@ from moesaic.transport.contract import Handler
 from moesaic.transport.frame import Frame, FrameLimits
 from moesaic.transport.inprocess import Hub, InProcessNetwork
 from moesaic.transport.ucx.network import UcxNetwork
-from tests.dispatch.conftest import (
-    CPU,
-    FP32,
-    NUM_EXPERTS,
-    NUM_LAYERS,
-    TIMEOUT_S,
-    CrookedCheckpoint,
-    until,
-)
+from tests.dispatch.conftest import CPU, FP32, NUM_EXPERTS, NUM_LAYERS, TIMEOUT_S, CrookedCheckpoint
+from tests.waiting import until
 
 SECRET = b"secret"
 

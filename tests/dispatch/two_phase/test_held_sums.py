@@ -9,7 +9,7 @@ from moesaic.dispatch.two_phase import held_sums as holding
 from moesaic.dispatch.two_phase.held_sums import HeldSums
 from moesaic.errors import ExpertUnavailable, MoesaicError, Overloaded
 from moesaic.transport.frame import Frame, FrameKind
-from tests.dispatch.conftest import until
+from tests.waiting import until
 
 TICKET = (b"step", 0, 1)
 LONG_S = 3600.0  # a test that needs it to pass hangs

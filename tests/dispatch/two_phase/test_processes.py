@@ -25,7 +25,8 @@ from moesaic.models.layers.gate import load_gates
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.transport.frame import FrameLimits
 from moesaic.transport.ucx.network import UcxNetwork
-from tests.dispatch.conftest import CPU, FP32, TIMEOUT_S, until
+from tests.dispatch.conftest import CPU, FP32, TIMEOUT_S
+from tests.waiting import until
 
 EVERYTHING = list(range(8))
 

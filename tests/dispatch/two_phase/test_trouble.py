@@ -12,8 +12,9 @@ from moesaic.dispatch.two_phase.messages import order_of
 from moesaic.dispatch.two_phase.nodes import Nodes
 from moesaic.dispatch.two_phase.sending import RELAY_SHARE, Sender
 from moesaic.errors import DeadlineExceeded
-from tests.dispatch.conftest import TIMEOUT_S, until, value_of
+from tests.dispatch.conftest import TIMEOUT_S, value_of
 from tests.dispatch.two_phase.conftest import await_at_first_layers, offer_again
+from tests.waiting import until
 
 
 async def test_rows_of_neighbours_and_own_ones_may_be_under_way_at_once(open_lab: Any) -> None:
