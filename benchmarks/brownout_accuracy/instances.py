@@ -14,12 +14,13 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.aebs.routing import SHAPES, Rows, batches_of, drawn_layer, placed
+from benchmarks.common.placements import placed_worker
 from benchmarks.common.routing_traces import KINDS, demo_trace
 from moesaic.brownout.split import Level
 from moesaic.dispatch.rungs import LoadedRung
 from moesaic.kernels.brownout import split_choices
 from moesaic.kernels.promised import LayerRung, PromisedRows
-from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.messages.placement import Placement
 from moesaic.messages.rung import Rung
 from moesaic.placement.decide.stand_ins import with_rung
 from moesaic.placement.evaluation.trace_report import evenly, halves
@@ -53,7 +54,7 @@ class PlacedWorkers:
         for rows in rows_by_layer.values():
             table = placed(rows, num_experts, (workers, -(-num_experts // workers)))
             slots.append([np.flatnonzero(table[:, n] >= 0).tolist() for n in range(workers)])
-        worker = PlacedWorker(worker_id="", generation=1, admin_address="", data_address="")
+        worker = placed_worker("")
         self._placement = Placement(
             epoch=1,
             model_digest="",

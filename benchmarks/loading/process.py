@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.common.placements import placed_worker, placement_of
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.experts.host import ExpertHost
 from moesaic.kernels.held_bytes import Quantization
-from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.models.configuration.config import ModelConfig, load_config
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.weights.checkpoint import Checkpoint
@@ -54,14 +54,9 @@ def _load(model: Path, config: ModelConfig, way: str, quantization: Quantization
         return decoder, LocalDispatcher(checkpoint, config, DTYPE, CPU, quantization)
     num_experts, layers = config.moe.num_experts, list(config.moe_layers)
     host = ExpertHost(checkpoint, config, "w", num_experts, DTYPE, CPU, quantization)
-    worker = PlacedWorker(worker_id="w", generation=1, admin_address="", data_address="")
-    placement = Placement(
-        epoch=1,
-        model_digest=config.digest,
-        num_experts=num_experts,
-        workers=[worker],
-        layers=layers,
-        slots=[[list(range(num_experts))] for _ in layers],
+    worker = placed_worker("w")
+    placement = placement_of(
+        [worker], [list(range(num_experts))], layers, num_experts, model_digest=config.digest
     )
     host.prepare(placement)
     return host

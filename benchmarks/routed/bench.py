@@ -25,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from benchmarks.common.placements import placed_worker
 from benchmarks.common.routing_traces import demo_trace
 from benchmarks.common.suite import DEMO, RunningSuite, running_suite
 from benchmarks.common.turns import ratios, spread
@@ -33,7 +34,7 @@ from benchmarks.routed.memory_bound import SIDES as MEMORY_BOUND_SIDES
 from moesaic.experts.assignment import Assigner
 from moesaic.experts.costs import experts_cost, measure_experts, ridge_of
 from moesaic.experts.slots import SlotTable, load_table
-from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.messages.placement import Placement
 from moesaic.messages.scheduling import ExpertScheduling
 from moesaic.models.configuration.config import ModelConfig, load_config
 from moesaic.models.text.tokenizer import Tokenizer
@@ -201,16 +202,7 @@ def _placement(config: ModelConfig, ridge: int) -> Placement:
         epoch=1,
         model_digest=config.digest,
         num_experts=config.moe.num_experts,
-        workers=[
-            PlacedWorker(
-                worker_id=f"expert-{n}",
-                generation=1,
-                admin_address="",
-                data_address="",
-                ridge_rows=ridge,
-            )
-            for n in range(WORKERS)
-        ],
+        workers=[placed_worker(f"expert-{n}", ridge_rows=ridge) for n in range(WORKERS)],
         layers=layers,
         slots=uniform(config.moe.num_experts, len(layers), [SLOTS] * WORKERS),
     )

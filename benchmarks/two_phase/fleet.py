@@ -17,9 +17,9 @@ import msgspec
 
 from benchmarks.common.links import LinkedHosts
 from benchmarks.common.models import qwen3_moe, write_model
+from benchmarks.common.placements import placed_worker, placement_of
 from benchmarks.two_phase.cells import WAYS
 from moesaic.cli.terminal.outcome import CommandError
-from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.models.configuration.config import load_config
 
 NODES = {"a0": ("attention", 2), "a1": ("attention", 2), "e0": ("expert", 2), "e1": ("expert", 2)}
@@ -104,25 +104,15 @@ class TwoPhaseFleet:
         experts = [hello for hello in self.hellos if hello["role"] == "expert"]
         experts.sort(key=lambda hello: str(hello["name"]))
         config, num = load_config(model), len(experts)
-        placement = Placement(
-            epoch=1,
-            model_digest=config.digest,
-            num_experts=SHAPE["num_experts"],
-            workers=[
-                PlacedWorker(
-                    worker_id=hello["name"],
-                    generation=1,
-                    admin_address="",
-                    data_address=hello["address"],
-                    node=hello["node"],
-                )
+        placement = placement_of(
+            [
+                placed_worker(hello["name"], hello["address"], node=hello["node"])
                 for hello in experts
             ],
-            layers=list(config.moe_layers),
-            slots=[
-                [list(range(n, SHAPE["num_experts"], num)) for n in range(num)]
-                for _ in config.moe_layers
-            ],
+            [list(range(n, SHAPE["num_experts"], num)) for n in range(num)],
+            config.moe_layers,
+            SHAPE["num_experts"],
+            model_digest=config.digest,
         )
         wire = msgspec.to_builtins(placement)
         await self.tell("expert", do="place", placement=wire)

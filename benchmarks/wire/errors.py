@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.common.models import qwen3_moe, write_model
+from benchmarks.common.placements import placed_worker
 from benchmarks.common.suite import DEMO
 from benchmarks.parity.cases import CPU, Served
 from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
 from moesaic.experts.frames import FLOAT32_SUMS
 from moesaic.experts.host import ExpertHost
-from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.messages.placement import Placement
 from moesaic.messages.wire import WireDtype
 from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.gate import load_gates
@@ -153,11 +154,8 @@ async def _dispatcher(model: Path, form: WireForm) -> AsyncIterator[RoutedDispat
         for n in range(WORKERS)
     ]
     placed = [
-        PlacedWorker(
-            worker_id=f"expert-{n}",
-            generation=1,
-            admin_address="",
-            data_address=await network.listen("memory", 0, partial(_answer, host, form)),
+        placed_worker(
+            f"expert-{n}", await network.listen("memory", 0, partial(_answer, host, form))
         )
         for n, (network, host) in enumerate(zip(networks, hosts, strict=True))
     ]

@@ -16,11 +16,13 @@ import structlog
 import torch
 from torch import Tensor
 
+from benchmarks.common import placements
 from benchmarks.common.links import LinkedHosts
+from benchmarks.common.placements import placed_worker
 from benchmarks.two_phase.workers import CPU, FP32, TIMEOUT_S, die_with_parent, network_of
 from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
 from moesaic.experts.host import ExpertHost
-from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.messages.placement import Placement
 from moesaic.messages.wire import WireDtype
 from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.gate import load_gates
@@ -34,25 +36,12 @@ FORMS: tuple[WireDtype, ...] = ("own", "int8")
 def placement_of(model: Path, experts: list[tuple[str, str]]) -> Placement:
     """Every expert on one worker; ``experts`` are names and addresses of these."""
     config, count = load_config(model), len(experts)
-    return Placement(
-        epoch=1,
+    return placements.placement_of(
+        [placed_worker(name, f"{address}:{PORT}", node=name) for name, address in experts],
+        [list(range(n, config.moe.num_experts, count)) for n in range(count)],
+        config.moe_layers,
+        config.moe.num_experts,
         model_digest=config.digest,
-        num_experts=config.moe.num_experts,
-        workers=[
-            PlacedWorker(
-                worker_id=name,
-                generation=1,
-                admin_address="",
-                data_address=f"{address}:{PORT}",
-                node=name,
-            )
-            for name, address in experts
-        ],
-        layers=list(config.moe_layers),
-        slots=[
-            [list(range(n, config.moe.num_experts, count)) for n in range(count)]
-            for _ in config.moe_layers
-        ],
     )
 
 

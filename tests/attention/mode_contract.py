@@ -16,6 +16,7 @@ import pytest_asyncio
 import torch
 from pydantic import ValidationError
 
+from benchmarks.common.placements import placed_worker, placement_of
 from moesaic.cluster.background import background
 from moesaic.cluster.lifecycle import StopEvent
 from moesaic.cluster.placement_view import POINTER, STREAM, document
@@ -34,7 +35,7 @@ from moesaic.engine.thread import engine_thread
 from moesaic.errors import InvalidInput
 from moesaic.experts.host import ExpertHost
 from moesaic.experts.pull.ranges import Share
-from moesaic.messages.placement import PlacedWorker, Placement, PlacementHint
+from moesaic.messages.placement import PlacementHint
 from moesaic.messages.rung import Rung
 from moesaic.models.configuration.config import load_config
 from moesaic.models.weights.digest import digesting
@@ -127,21 +128,13 @@ async def place_experts(process: Process[AttentionSettings], parts: WorkerParts)
     process.parts.push_async_callback(lambda: thread.run(relay.close()))
     address = await network.listen(0, relay.answer)
     weights_address, _ = await give_experts(settings, 0, config, host, process.parts)
-    placed = PlacedWorker(
-        worker_id=worker_id,
-        generation=1,
-        admin_address="",
-        data_address=address,
-        weights_address=weights_address,
-        node="far",
-    )
-    placement = Placement(
-        epoch=1,
+    placed = placed_worker(worker_id, address, weights_address=weights_address, node="far")
+    placement = placement_of(
+        [placed],
+        [list(range(num_experts))],
+        layers,
+        num_experts,
         model_digest=config.digest,
-        num_experts=num_experts,
-        workers=[placed],
-        layers=layers,
-        slots=[[list(range(num_experts))] for _ in layers],
         rung=PAIRS,
         num_united=num_united,
     )

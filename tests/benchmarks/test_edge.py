@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.common.load import TimedRequest
+from benchmarks.common.placements import placed_worker
 from benchmarks.edge.arrivals import EdgeArrival, TaskStretch, arrivals, poisson
 from benchmarks.edge.counts import CountsSample, SiteCounts, local_share_series, messages_of
 from benchmarks.edge.figures import compared, over_rounds, stretch_figures
@@ -26,7 +27,7 @@ from benchmarks.edge.tasks import (
     routing_parts,
     tasks_with_prompts,
 )
-from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.messages.placement import Placement
 from moesaic.placement.traffic.trace import Trace, TracedStep
 
 OWN = (("a",), ("b",), ("c",))
@@ -46,10 +47,7 @@ def stretch(answers: Sequence[EdgeAnswer], samples: Sequence[CountsSample]) -> E
 
 
 def placement(*by_layer: list[list[int]]) -> Placement:
-    workers = [
-        PlacedWorker(worker_id=f"agent-{n}", generation=1, admin_address="a:1", data_address="a:2")
-        for n in range(2)
-    ]
+    workers = [placed_worker(f"agent-{n}", "a:2", admin_address="a:1") for n in range(2)]
     return Placement(
         epoch=1,
         model_digest="m",

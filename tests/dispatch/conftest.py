@@ -9,11 +9,12 @@ import torch
 from prometheus_client import Counter
 from torch import Tensor
 
+from benchmarks.common.placements import placed_worker, placement_of
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
 from moesaic.experts.brownout.logical import LogicalExperts
 from moesaic.experts.host import ExpertHost
-from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.messages.placement import Placement
 from moesaic.messages.rung import Rung
 from moesaic.messages.scheduling import ExpertScheduling
 from moesaic.messages.wire import WireDtype
@@ -126,23 +127,15 @@ class Cluster:
     def placement(self, epoch: int, *slots: list[int]) -> Placement:
         """The same slots in every layer; united experts follow the own ones."""
         num_united = self.rung.num_united(NUM_EXPERTS)
-        return Placement(
+        return placement_of(
+            [placed_worker(f"expert-{n}", self.addresses[n]) for n in range(len(slots))],
+            slots,
+            range(NUM_LAYERS),
+            NUM_EXPERTS + num_united,
             epoch=epoch,
             model_digest=self.config.digest,
-            num_experts=NUM_EXPERTS + num_united,
             rung=self.rung,
             num_united=num_united,
-            workers=[
-                PlacedWorker(
-                    worker_id=f"expert-{n}",
-                    generation=1,
-                    admin_address="",
-                    data_address=self.addresses[n],
-                )
-                for n in range(len(slots))
-            ],
-            layers=list(range(NUM_LAYERS)),
-            slots=[[list(s) for s in slots] for _ in range(NUM_LAYERS)],
         )
 
     def put_in_force(self, placement: Placement) -> None:

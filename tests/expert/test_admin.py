@@ -10,12 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.common.placements import placed_worker, placement_of
 from moesaic.cluster.placements import encode_placement
 from moesaic.errors import CheckpointError
 from moesaic.experts.host import ExpertHost
 from moesaic.experts.loaded import Bring
 from moesaic.experts.slots import LoadResult
-from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.messages.placement import Placement
 from moesaic.models.configuration.config import load_config
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.services.expert.admin import ExpertAdmin
@@ -48,13 +49,8 @@ async def test_what_is_aborted_while_it_loads_is_freed_in_time_even_if_nobody_wa
     host = SlowHost(tiny_model)
     service = ExpertAdmin()
     service.host = host
-    placement = Placement(
-        epoch=1,
-        model_digest=config.digest,
-        num_experts=8,
-        workers=[PlacedWorker(worker_id="e", generation=1, admin_address="", data_address="")],
-        layers=list(config.moe_layers),
-        slots=[[list(range(8))] for _ in config.moe_layers],
+    placement = placement_of(
+        [placed_worker("e")], [list(range(8))], config.moe_layers, 8, model_digest=config.digest
     )
     request = pb.PreparePlacementRequest(placement=encode_placement(placement))
 
@@ -131,13 +127,8 @@ def slow_service(model: Any) -> tuple[ExpertAdmin, pb.PreparePlacementRequest]:
     service = ExpertAdmin()
     service.host = host = SlowHost(model)
     host.may_load.set()
-    placement = Placement(
-        epoch=1,
-        model_digest=config.digest,
-        num_experts=8,
-        workers=[PlacedWorker(worker_id="e", generation=1, admin_address="", data_address="")],
-        layers=list(config.moe_layers),
-        slots=[[list(range(8))] for _ in config.moe_layers],
+    placement = placement_of(
+        [placed_worker("e")], [list(range(8))], config.moe_layers, 8, model_digest=config.digest
     )
     return service, pb.PreparePlacementRequest(
         placement=encode_placement(placement), load_share=1e-6
@@ -153,13 +144,13 @@ async def test_what_is_loaded_for_a_scheduler_that_died_ends_when_its_successor_
     host.may_load.set()
 
     def wanted(epoch: int, experts: list[int]) -> pb.PreparePlacementRequest:
-        placement = Placement(
+        placement = placement_of(
+            [placed_worker("e")],
+            [experts],
+            config.moe_layers,
+            8,
             epoch=epoch,
             model_digest=config.digest,
-            num_experts=8,
-            workers=[PlacedWorker(worker_id="e", generation=1, admin_address="", data_address="")],
-            layers=list(config.moe_layers),
-            slots=[[experts] for _ in config.moe_layers],
         )
         return pb.PreparePlacementRequest(
             placement=encode_placement(placement), load_share=1.0 if epoch == 1 else 1e-6
@@ -252,15 +243,13 @@ async def test_damage_ends_a_worker_unless_its_cluster_serves_already(
 
     def placement(experts: list[int]) -> Any:
         return encode_placement(
-            Placement(
+            placement_of(
+                [placed_worker("e")],
+                [experts],
+                config.moe_layers,
+                8,
                 epoch=2 if len(experts) == 8 else 1,
                 model_digest=config.digest,
-                num_experts=8,
-                workers=[
-                    PlacedWorker(worker_id="e", generation=1, admin_address="", data_address="")
-                ],
-                layers=list(config.moe_layers),
-                slots=[[experts] for _ in config.moe_layers],
             )
         )
 

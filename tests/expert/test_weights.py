@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.common.placements import placed_worker, placement_of
 from moesaic.cluster.placements import decode_placement, encode_placement
 from moesaic.experts.host import ExpertHost
 from moesaic.experts.loaded import LoadedExpert
 from moesaic.experts.pace import LoadPace
-from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.messages.placement import Placement
 from moesaic.models.configuration.config import load_config
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.services.expert.settings import ExpertSettings
@@ -70,22 +71,16 @@ async def two_workers(tiny_model: Any) -> AsyncIterator[Any]:
         ]
 
         def placement(epoch: int, slots: list[list[int]]) -> Placement:
-            placed = Placement(
-                epoch=epoch,
-                model_digest=config.digest,
-                num_experts=8,
-                workers=[
-                    PlacedWorker(
-                        worker_id=name,
-                        generation=1,
-                        admin_address="",
-                        data_address="",
-                        weights_address=address,
-                    )
+            placed = placement_of(
+                [
+                    placed_worker(name, weights_address=address)
                     for name, (address, _) in zip(("a", "b"), exchanges, strict=True)
                 ],
-                layers=list(config.moe_layers),
-                slots=[slots for _ in config.moe_layers],
+                slots,
+                config.moe_layers,
+                8,
+                epoch=epoch,
+                model_digest=config.digest,
             )
             return decode_placement(encode_placement(placed))  # as a request brings it
 

@@ -9,10 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.common.placements import placed_worker
 from moesaic.errors import ExpertUnavailable, InvalidInput
 from moesaic.experts.assignment import Assigner, decision_digest, has_choice, serving_workers
 from moesaic.experts.basis import MAX_LOAD, AssignmentBasis
-from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.messages.placement import Placement
 from moesaic.messages.scheduling import SCHEDULINGS, ExpertScheduling
 
 NUM_EXPERTS = 6
@@ -26,14 +27,7 @@ def placement_of(slots: list[list[int]], ridges: Sequence[int] = ()) -> Placemen
         model_digest="",
         num_experts=NUM_EXPERTS,
         workers=[
-            PlacedWorker(
-                worker_id=f"w{n}",
-                generation=1,
-                admin_address="",
-                data_address="",
-                ridge_rows=ridges[n] if ridges else 0,
-            )
-            for n in range(len(slots))
+            placed_worker(f"w{n}", ridge_rows=ridges[n] if ridges else 0) for n in range(len(slots))
         ],
         layers=[1, LAYER],
         slots=[[[] for _ in slots], slots],

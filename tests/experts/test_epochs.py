@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.common.placements import placed_worker, placement_of
 from moesaic.errors import MoesaicError, PlacementInfeasible
 from moesaic.experts.host import ExpertHost
-from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.messages.placement import Placement
 from moesaic.models.configuration.config import load_config
 from moesaic.models.weights.checkpoint import Checkpoint
 
@@ -29,13 +30,13 @@ def opened(model: Any, max_expert_bytes: int = 0) -> ExpertHost:
 
 def placement(model: Any, epoch: int, experts: list[int]) -> Placement:
     """These experts in every layer, all on the host."""
-    return Placement(
+    return placement_of(
+        [placed_worker("a")],
+        [list(experts)],
+        LAYERS,
+        NUM_EXPERTS,
         epoch=epoch,
         model_digest=load_config(model.directory).digest,
-        num_experts=NUM_EXPERTS,
-        workers=[PlacedWorker(worker_id="a", generation=1, admin_address="", data_address="")],
-        layers=LAYERS,
-        slots=[[list(experts)] for _ in LAYERS],
     )
 
 

@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.common import placements
+from benchmarks.common.placements import placed_worker
 from moesaic.errors import CheckpointError, NotReady
 from moesaic.experts.host import ExpertHost
 from moesaic.experts.loaded import LoadedExpert
 from moesaic.experts.pace import LoadPace
 from moesaic.experts.preparing.kept import KEEP_S, KeptExperts
-from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.messages.placement import Placement
 from moesaic.models.configuration.config import load_config
 from moesaic.models.weights.checkpoint import Checkpoint
 
@@ -29,14 +31,14 @@ def host() -> ExpertHost:
 
 def placement_of(host: ExpertHost, epoch: int, experts: list[int]) -> Placement:
     config = load_config(DEMO)
-    worker = PlacedWorker(worker_id="w", generation=1, admin_address="", data_address="")
-    return Placement(
+    worker = placed_worker("w")
+    return placements.placement_of(
+        [worker],
+        [experts],
+        config.moe_layers,
+        config.moe.num_experts,
         epoch=epoch,
         model_digest=config.digest,
-        num_experts=config.moe.num_experts,
-        workers=[worker],
-        layers=list(config.moe_layers),
-        slots=[[experts] for _ in config.moe_layers],
     )
 
 

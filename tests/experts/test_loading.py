@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.common.placements import placed_worker, placement_of
 from moesaic.errors import ExpertUnavailable, InvalidInput, NotReady
 from moesaic.experts.host import ExpertHost
 from moesaic.experts.loaded import LoadedExpert
@@ -22,7 +23,7 @@ from moesaic.experts.pull.ranges import PULL_BYTES, Share
 from moesaic.experts.pull.server import PullServer
 from moesaic.experts.pull.shard import SlotShard
 from moesaic.experts.slots import LoadResult
-from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.messages.placement import Placement
 from moesaic.models.configuration.config import load_config
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.telemetry.metrics import snapshot
@@ -72,22 +73,13 @@ class Worker:
 
 
 def placement(epoch: int, workers: list[Worker], *slots: list[int]) -> Placement:
-    return Placement(
+    return placement_of(
+        [placed_worker(worker.name, weights_address=worker.address) for worker in workers],
+        slots,
+        LAYERS,
+        NUM_EXPERTS,
         epoch=epoch,
         model_digest=workers[0].config.digest,
-        num_experts=NUM_EXPERTS,
-        workers=[
-            PlacedWorker(
-                worker_id=worker.name,
-                generation=1,
-                admin_address="",
-                data_address="",
-                weights_address=worker.address,
-            )
-            for worker in workers
-        ],
-        layers=LAYERS,
-        slots=[[list(mine) for mine in slots] for _ in LAYERS],
     )
 
 

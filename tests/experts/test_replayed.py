@@ -6,8 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.common.placements import placed_worker
 from moesaic.experts.assignment import Assigner
-from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.messages.placement import Placement
 from moesaic.messages.scheduling import ExpertScheduling
 from moesaic.placement.evaluation.replay import replay
 
@@ -27,12 +28,7 @@ def placements(draw: st.DrawFn) -> Placement:
         epoch=1,
         model_digest="",
         num_experts=NUM_EXPERTS,
-        workers=[
-            PlacedWorker(
-                worker_id=f"w{n}", generation=1, admin_address="", data_address="", ridge_rows=ridge
-            )
-            for n, ridge in enumerate(ridges)
-        ],
+        workers=[placed_worker(f"w{n}", ridge_rows=ridge) for n, ridge in enumerate(ridges)],
         layers=[0],
         slots=[slots],
     )

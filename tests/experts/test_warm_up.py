@@ -8,6 +8,7 @@ import pytest
 import torch
 from prometheus_client import REGISTRY
 
+from benchmarks.common.placements import placed_worker, placement_of
 from moesaic.errors import InvalidInput
 from moesaic.experts import answering
 from moesaic.experts.assignment import Assigner
@@ -18,7 +19,7 @@ from moesaic.experts.host import ExpertHost
 from moesaic.experts.slots import SlotTable
 from moesaic.experts.without_python import AnswersWithoutPython
 from moesaic.kernels.warm_up import row_counts
-from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.messages.placement import Placement
 from moesaic.models.configuration.config import load_config
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.transport.frame import Frame, FrameLimits
@@ -35,18 +36,13 @@ def host_of(
 
 def placed(model: Any, host: ExpertHost, *slots: list[int]) -> Placement:
     """Put the same slots in force in every layer, the first of them on this worker."""
-    placement = Placement(
+    placement = placement_of(
+        [placed_worker(f"e{n}", ridge_rows=8) for n in range(len(slots))],
+        slots,
+        range(LAYERS),
+        EXPERTS,
         epoch=host.epochs.in_force + 1,
         model_digest=load_config(model.directory).digest,
-        num_experts=EXPERTS,
-        workers=[
-            PlacedWorker(
-                worker_id=f"e{n}", generation=1, admin_address="", data_address="", ridge_rows=8
-            )
-            for n in range(len(slots))
-        ],
-        layers=list(range(LAYERS)),
-        slots=[[list(s) for s in slots] for _ in range(LAYERS)],
     )
     host.prepare(placement)
     host.epochs.commit(placement.epoch)

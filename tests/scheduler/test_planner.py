@@ -11,8 +11,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from benchmarks.common.placements import placed_worker
 from moesaic.errors import DeadlineExceeded, MoesaicError, NotReady
-from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.messages.placement import Placement
 from moesaic.messages.registry import WorkerRecord
 from moesaic.placement.policies.uniform import uniform
 from moesaic.placement.traffic.origin_traffic import OriginTraffic
@@ -34,10 +35,7 @@ CURRENT = Placement(
     epoch=5,
     model_digest="m",
     num_experts=NUM_EXPERTS,
-    workers=[
-        PlacedWorker(worker_id=f"w{n}", generation=1, admin_address="", data_address="")
-        for n in range(3)
-    ],
+    workers=[placed_worker(f"w{n}") for n in range(3)],
     layers=[0, 1],
     slots=[[[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3]]] * 2,
 )

@@ -10,11 +10,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from benchmarks.common.placements import placed_worker
 from moesaic.cluster.placement_view import PlacementView
 from moesaic.cluster.registry import Fleet
 from moesaic.errors import DeadlineExceeded, PlacementInfeasible
 from moesaic.messages.activation import ActivationWindow, LayerActivations
-from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.messages.placement import Placement
 from moesaic.messages.registry import WorkerRecord
 from moesaic.messages.site_profile import PeerLink, SiteProfile
 from moesaic.placement.traffic.origin_traffic import OriginTraffic
@@ -37,10 +38,7 @@ CURRENT = Placement(
     epoch=5,
     model_digest="m",
     num_experts=NUM_EXPERTS,
-    workers=[
-        PlacedWorker(worker_id=f"a{n}", generation=1, admin_address="", data_address="")
-        for n in range(2)
-    ],
+    workers=[placed_worker(f"a{n}") for n in range(2)],
     layers=LAYERS,
     slots=[HALVES, HALVES],
 )

@@ -5,16 +5,17 @@ from typing import Any
 
 from structlog.testing import capture_logs
 
+from benchmarks.common.placements import placed_worker
 from moesaic.messages.activation import ActivationWindow
 from moesaic.messages.activation_report import ActivationReport
-from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.messages.placement import Placement
 from moesaic.services.scheduler.planning.traffic import TrafficFeed
 
 PLACED = Placement(
     epoch=3,
     model_digest="m",
     num_experts=2,
-    workers=[PlacedWorker(worker_id="a", generation=1, admin_address="", data_address="")],
+    workers=[placed_worker("a")],
     layers=[0],
     slots=[[[0, 1]]],
 )

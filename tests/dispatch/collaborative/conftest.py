@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.common.placements import placed_worker, placement_of
 from moesaic.dispatch.collaborative.dispatcher import CollaborativeDispatcher, SiteParts
 from moesaic.dispatch.collaborative.file_cache import FileCache
 from moesaic.dispatch.collaborative.peers import Peers
@@ -16,7 +17,7 @@ from moesaic.experts.activations import ActivationMeter
 from moesaic.experts.brownout.logical import LogicalExperts
 from moesaic.experts.host import ExpertHost
 from moesaic.experts.pace import LoadPace
-from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.messages.placement import Placement
 from moesaic.messages.rung import Rung
 from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.gate import load_gates
@@ -70,21 +71,13 @@ class Sites:
 
     def placement(self, epoch: int, *held: list[int], rung: Rung | None = None) -> Placement:
         """The same experts in every layer."""
-        return Placement(
+        return placement_of(
+            [placed_worker(f"agent-{n}", self.addresses[n]) for n in range(len(held))],
+            held,
+            self.config.moe_layers,
+            self.config.moe.num_experts,
             epoch=epoch,
             model_digest=self.config.digest,
-            num_experts=self.config.moe.num_experts,
-            workers=[
-                PlacedWorker(
-                    worker_id=f"agent-{n}",
-                    generation=1,
-                    admin_address="",
-                    data_address=self.addresses[n],
-                )
-                for n in range(len(held))
-            ],
-            layers=list(self.config.moe_layers),
-            slots=[[list(mine) for mine in held] for _ in self.config.moe_layers],
             rung=rung or Rung(),
         )
 

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.common.placements import placed_worker
 from moesaic.dispatch.routed.asking import AskedBatch, RoutedStep
 from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
 from moesaic.dispatch.routed.native import NativeAsking, SentBatch
 from moesaic.dispatch.routed.route import plan_route
 from moesaic.engine.thread import EngineThread, engine_thread
 from moesaic.errors import MoesaicError, StaleEpoch
-from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.messages.placement import Placement
 from moesaic.native.library import library
 from moesaic.transport import pulse
 from moesaic.transport.frame import Frame, FrameLimits
@@ -76,10 +77,7 @@ async def asked(network: UcxNetwork, addresses: dict[str, str]) -> tuple[SentBat
         epoch=1,
         model_digest="",
         num_experts=len(links),
-        workers=[
-            PlacedWorker(worker_id=name, generation=1, admin_address="", data_address=address)
-            for name, address in addresses.items()
-        ],
+        workers=[placed_worker(name, address) for name, address in addresses.items()],
         layers=[0],
         slots=[[[n] for n in range(len(links))]],
     )

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.common.placements import placed_worker, placement_of
 from moesaic.dispatch.links import Endpoint
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
@@ -19,7 +20,6 @@ from moesaic.dispatch.two_phase.relay import ExpertRelay
 from moesaic.dispatch.two_phase.waiting import RoundWaits
 from moesaic.dispatch.two_phase.way import Mode
 from moesaic.experts.host import ExpertHost
-from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.messages.wire import WireDtype
 from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.gate import load_gates
@@ -167,22 +167,16 @@ class Lab:
         for expert in (0, 1):
             if (worker := (expert + 1) % num) != expert % num:
                 held[worker].append(expert)
-        placement = Placement(
-            epoch=epoch,
-            model_digest=self.config.digest,
-            num_experts=NUM_EXPERTS,
-            workers=[
-                PlacedWorker(
-                    worker_id=f"expert-{n}",
-                    generation=1,
-                    admin_address="",
-                    data_address=self.experts[n].address,
-                    node=self.expert_nodes[n],
-                )
+        placement = placement_of(
+            [
+                placed_worker(f"expert-{n}", self.experts[n].address, node=self.expert_nodes[n])
                 for n in range(num)
             ],
-            layers=list(range(NUM_LAYERS)),
-            slots=[[list(experts) for experts in held] for _ in range(NUM_LAYERS)],
+            held,
+            range(NUM_LAYERS),
+            NUM_EXPERTS,
+            epoch=epoch,
+            model_digest=self.config.digest,
         )
         for expert in self.experts:
             expert.host.prepare(placement)

@@ -15,11 +15,12 @@ import msgspec
 import pytest
 import torch
 
+from benchmarks.common.placements import placed_worker, placement_of
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
 from moesaic.dispatch.two_phase.dispatcher import TwoPhaseDispatcher
 from moesaic.errors import ExpertUnavailable
-from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.messages.placement import Placement
 from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.gate import load_gates
 from moesaic.models.weights.checkpoint import Checkpoint
@@ -98,18 +99,12 @@ async def test_a_relay_that_is_killed_in_an_exchange_costs_a_step_and_no_sum(
     experts: Experts, tiny_model: Any, mode: Any
 ) -> None:
     config, checkpoint = load_config(tiny_model.directory), Checkpoint(tiny_model.directory)
-    placement = Placement(
-        epoch=1,
+    placement = placement_of(
+        [placed_worker(f"expert-{n}", at, node="x") for n, (_, at) in enumerate(experts.found)],
+        [EVERYTHING, EVERYTHING],
+        config.moe_layers,
+        8,
         model_digest=config.digest,
-        num_experts=8,
-        workers=[
-            PlacedWorker(
-                worker_id=f"expert-{n}", generation=1, admin_address="", data_address=at, node="x"
-            )
-            for n, (_, at) in enumerate(experts.found)
-        ],
-        layers=list(config.moe_layers),
-        slots=[[EVERYTHING, EVERYTHING] for _ in config.moe_layers],
     )
     await asyncio.to_thread(experts.place, placement)
     network = UcxNetwork(

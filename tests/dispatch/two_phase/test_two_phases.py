@@ -10,6 +10,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from benchmarks.common.placements import placed_worker
 from moesaic.dispatch.two_phase import metrics
 from moesaic.dispatch.two_phase.messages import Relay, encode
 from moesaic.dispatch.two_phase.way import MANY_ROWS, WAYS
@@ -278,9 +279,8 @@ async def test_one_node_alone_is_never_asked_in_two_phases(open_lab: Any) -> Non
 
 
 def test_a_placement_of_before_reads_as_nodes_of_their_own() -> None:
-    from moesaic.messages.placement import PlacedWorker
 
-    worker = PlacedWorker(worker_id="w", generation=1, admin_address="", data_address="")
+    worker = placed_worker("w")
 
     assert worker.node_name != replace(worker, worker_id="v").node_name
     assert replace(worker, node="n").node_name == replace(worker, node="n", worker_id="v").node_name

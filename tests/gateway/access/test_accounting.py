@@ -1,7 +1,8 @@
 import asyncio
 import re
 
-from moesaic.messages.placement import PlacedWorker, Placement
+from benchmarks.common.placements import placed_worker
+from moesaic.messages.placement import Placement
 from moesaic.messages.registry import WorkerRecord
 from moesaic.placement.decide.coverage import missing_experts
 from moesaic.services.gateway.readiness import lacking_experts, lacks
@@ -111,10 +112,7 @@ def expert(worker_id: str, generation: int = 1) -> WorkerRecord:
 
 
 def placed(slots: list[list[list[int]]]) -> Placement:
-    workers = [
-        PlacedWorker(worker_id=name, generation=1, admin_address="h:1", data_address="h:2")
-        for name in "ab"
-    ]
+    workers = [placed_worker(name, "h:2", admin_address="h:1") for name in "ab"]
     return Placement(
         epoch=1, model_digest="d", num_experts=2, workers=workers, layers=[0], slots=slots
     )

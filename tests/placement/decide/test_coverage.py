@@ -1,6 +1,7 @@
 from msgspec.structs import replace
 
-from moesaic.messages.placement import PlacedWorker, Placement
+from benchmarks.common.placements import placed_worker
+from moesaic.messages.placement import Placement
 from moesaic.messages.rung import Rung
 from moesaic.placement.decide.coverage import missing_experts, unserved_experts
 
@@ -10,10 +11,7 @@ def placed(slots: list[list[list[int]]]) -> Placement:
         epoch=1,
         model_digest="d",
         num_experts=4,
-        workers=[
-            PlacedWorker(worker_id=name, generation=1, admin_address="", data_address="")
-            for name in ("a", "b")
-        ],
+        workers=[placed_worker(name) for name in ("a", "b")],
         layers=[1, 3],
         slots=slots,
     )
@@ -34,10 +32,7 @@ def test_a_restarted_worker_holds_nothing_of_the_placement():
 
 
 def test_experts_are_served_by_what_stands_in_for_them() -> None:
-    workers = [
-        PlacedWorker(worker_id=name, generation=1, admin_address="", data_address="")
-        for name in ("a", "b")
-    ]
+    workers = [placed_worker(name) for name in ("a", "b")]
     placement = Placement(
         epoch=1,
         model_digest="m",

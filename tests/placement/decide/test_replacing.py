@@ -4,8 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from benchmarks.common.placements import placed_worker, placement_of
 from moesaic.messages.decisions import EVERY_LAYER, Pin
-from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.messages.placement import Placement
 from moesaic.messages.registry import WorkerRecord
 from moesaic.placement.decide.checking import violations
 from moesaic.placement.decide.damping import Damping
@@ -20,18 +21,11 @@ NUM_EXPERTS, LAYERS = 6, [1, 3]
 
 def placement(*workers: list[int], generation: int = 1) -> Placement:
     """The same slots in both layers."""
-    return Placement(
-        epoch=1,
-        model_digest="m",
-        num_experts=NUM_EXPERTS,
-        workers=[
-            PlacedWorker(
-                worker_id=f"w{n}", generation=generation, admin_address="", data_address=""
-            )
-            for n in range(len(workers))
-        ],
-        layers=LAYERS,
-        slots=[[list(slots) for slots in workers] for _ in LAYERS],
+    return placement_of(
+        [placed_worker(f"w{n}", generation=generation) for n in range(len(workers))],
+        workers,
+        LAYERS,
+        NUM_EXPERTS,
     )
 
 

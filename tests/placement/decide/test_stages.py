@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from benchmarks.common.placements import placed_worker
 from moesaic.errors import InvalidInput, PlacementInfeasible
-from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.messages.placement import Placement
 from moesaic.placement.decide.moves import moves
 from moesaic.placement.decide.stages import stages
 
@@ -25,10 +26,7 @@ def placement(
         epoch=epoch,
         model_digest="m",
         num_experts=num_experts,
-        workers=[
-            PlacedWorker(worker_id=n, generation=generation, admin_address="", data_address="")
-            for n in names
-        ],
+        workers=[placed_worker(n, generation=generation) for n in names],
         layers=[2 * i + 1 for i in range(len(slots))],
         slots=[[layer[n] for n in names] for layer in slots],
     )

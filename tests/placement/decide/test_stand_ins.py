@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moesaic.messages.placement import PlacedWorker, Placement
+from benchmarks.common.placements import placed_worker
+from moesaic.messages.placement import Placement
 from moesaic.messages.rung import Rung
 from moesaic.placement.decide.stand_ins import own_part, with_rung
 from moesaic.placement.policies.uniform import uniform
@@ -15,10 +16,7 @@ def placements(draw: st.DrawFn) -> Placement:
     slots = draw(st.lists(st.integers(1, num_experts), min_size=1, max_size=5))
     while sum(slots) < num_experts:
         slots.append(num_experts)
-    workers = [
-        PlacedWorker(worker_id=f"e{n}", generation=1, admin_address="", data_address="")
-        for n in range(len(slots))
-    ]
+    workers = [placed_worker(f"e{n}") for n in range(len(slots))]
     order = draw(st.permutations(range(num_experts)))
     layers = uniform(num_experts, 2, slots)
     dealt = [[[order[e] if e >= 0 else e for e in held] for held in layer] for layer in layers]

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from benchmarks.common.placements import placed_worker
 from moesaic.errors import InvalidInput
-from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.messages.placement import Placement
 from moesaic.placement.decide.worth import MigrationCase
 
 NUM_EXPERTS = 4
@@ -21,10 +22,7 @@ def placement(*slots: list[int], names: str = "ab", generation: int = 1) -> Plac
         epoch=1,
         model_digest="m",
         num_experts=NUM_EXPERTS,
-        workers=[
-            PlacedWorker(worker_id=n, generation=generation, admin_address="", data_address="")
-            for n in names
-        ],
+        workers=[placed_worker(n, generation=generation) for n in names],
         layers=[7],
         slots=[[list(experts) for experts in slots]],
     )

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from moesaic.messages.placement import PlacedWorker, Placement
+from benchmarks.common.placements import placed_worker
+from moesaic.messages.placement import Placement
 from moesaic.messages.registry import WorkerRecord
 from moesaic.services.scheduler import causes
 from moesaic.services.scheduler.planning.planner import PlacementPlan
@@ -28,10 +29,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def placement(*worker_ids: str, epoch: int = 1, expert: int = 0) -> Placement:
-    workers = [
-        PlacedWorker(worker_id=worker_id, generation=1, admin_address="", data_address="")
-        for worker_id in worker_ids
-    ]
+    workers = [placed_worker(worker_id) for worker_id in worker_ids]
     slots = [[[expert] for _ in worker_ids]]
     return Placement(
         epoch=epoch, model_digest="m", num_experts=2, workers=workers, layers=[0], slots=slots
