@@ -5,12 +5,13 @@ import json
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.http_servers import JsonHandler, serving
 from tests.waiting import eventually
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -36,7 +37,7 @@ class Server(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(JsonHandler):
     server: Server
     protocol_version = "HTTP/1.1"
 
@@ -47,7 +48,7 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(200, {"data": [{"id": "demo"}]})
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = self.body()
         self.server.requests.append(body)
         self.server.keys.add(self.headers.get("Authorization"))
         text, labels = body["input"], body["labels"]
@@ -72,29 +73,12 @@ class Handler(BaseHTTPRequestHandler):
                 200, {"data": [{"label": labels[index], "probs": probs, "labels": entries}]}
             )
 
-    def answer(self, status: int, body: Any, headers: dict[str, str] | None = None) -> None:
-        content = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    server = Server()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield server
-    server.hold.set()
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(Server()) as server:
+        yield server
+        server.hold.set()
 
 
 def write_rows(path: Path, rows: list[Any]) -> Path:

@@ -7,13 +7,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.http_servers import JsonHandler, serving
 from tests.waiting import eventually
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -39,7 +40,7 @@ class Server(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(JsonHandler):
     server: Server
     protocol_version = "HTTP/1.1"
 
@@ -48,7 +49,7 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(status, {"data": [{"id": "demo"}]})
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = self.body()
         if self.server.busy:
             self.server.busy -= 1
             error = {"error": {"message": "overloaded"}}
@@ -64,29 +65,12 @@ class Handler(BaseHTTPRequestHandler):
             usage = {"prompt_tokens": 3, "completion_tokens": 2}
             self.answer(200, {"text": body["prompt"], "usage": usage}, {"X-Request-Id": "req-7"})
 
-    def answer(self, status: int, body: Any, headers: dict[str, str] | None = None) -> None:
-        content = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    server = Server()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield server
-    server.hold.set()
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(Server()) as server:
+        yield server
+        server.hold.set()
 
 
 def line(custom_id: str, prompt: str = "hello", **more: Any) -> dict[str, Any]:

@@ -1,17 +1,17 @@
 """An API server of tests: HTTPS with a certificate of its own, tokens, roles, and versions of objects."""
 
-import json
 import shutil
 import ssl
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.http_servers import JsonHandler, serving
 
 
 class FakeCluster:
@@ -76,21 +76,12 @@ class _Server(ThreadingHTTPServer):
         """Stay silent: some callers do not trust us."""
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(JsonHandler):
     server: _Server
 
-    def log_message(self, *arguments: Any) -> None:
-        """Stay silent."""
-
     def do_any(self) -> None:
-        size = int(self.headers.get("Content-Length") or 0)
-        body = json.loads(self.rfile.read(size)) if size else None
-        status, answer = self.server.cluster.answer(self.command, self.path, self.headers, body)
-        data = json.dumps(answer).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+        found = self.server.cluster.answer(self.command, self.path, self.headers, self.body())
+        self.answer(*found)
 
     do_GET = do_PATCH = do_any
 
@@ -104,19 +95,14 @@ def cluster_in(directory: Path) -> Iterator[FakeCluster]:
     (directory / "namespace").write_text("moesaic")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cluster.ca_file, key)
-    with _Server(("127.0.0.1", 0), _Handler) as server:
-        server.cluster, cluster.url = cluster, f"https://127.0.0.1:{server.server_port}"
-        # Handshakes are left to the threads of the connections.
-        server.socket = context.wrap_socket(
-            server.socket, server_side=True, do_handshake_on_connect=False
-        )
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield cluster
-        finally:
-            server.shutdown()
-            thread.join()
+    server = _Server(("127.0.0.1", 0), _Handler)
+    server.cluster, cluster.url = cluster, f"https://127.0.0.1:{server.server_port}"
+    # Handshakes are left to the threads of the connections.
+    server.socket = context.wrap_socket(
+        server.socket, server_side=True, do_handshake_on_connect=False
+    )
+    with serving(server):
+        yield cluster
 
 
 def certificate_in(directory: Path) -> Path:

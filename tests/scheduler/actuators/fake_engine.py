@@ -5,10 +5,11 @@ import socketserver
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from tests.http_servers import JsonHandler, serving
 
 LABELS = "com.docker.compose."
 
@@ -166,29 +167,15 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         """Stay silent: callers of stop hang up."""
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(JsonHandler):
     server: _Server
-
-    def log_message(self, *arguments: Any) -> None:
-        """Stay silent."""
-
-    def address_string(self) -> str:
-        return "test"
 
     def do_any(self) -> None:
         url = urlsplit(self.path)
         version, _, path = url.path[1:].partition("/")
         assert version == "v1.44"
-        size = int(self.headers.get("Content-Length") or 0)
-        body = json.loads(self.rfile.read(size)) if size else None
         query = {name: values[0] for name, values in parse_qs(url.query).items()}
-        status, answer = self.server.engine.answer(self.command, f"/{path}", query, body)
-        data = b"" if answer is None else json.dumps(answer).encode()
-        self.send_response(status)
-        if status not in (204, 304):
-            self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+        self.answer(*self.server.engine.answer(self.command, f"/{path}", query, self.body()))
 
     do_GET = do_POST = do_DELETE = do_any
 
@@ -197,13 +184,9 @@ class _Handler(BaseHTTPRequestHandler):
 def engine_at(path: Path) -> Iterator[FakeEngine]:
     """A fake engine that listens at a socket."""
     engine = FakeEngine()
-    with _Server(str(path), _Handler) as server:
+    with serving(_Server(str(path), _Handler)) as server:
         server.engine = engine
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
         try:
             yield engine
         finally:
             engine.finish()
-            server.shutdown()
-            thread.join()
