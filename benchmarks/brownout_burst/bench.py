@@ -169,7 +169,7 @@ class _Bench:
         """Measure the requests a second that are answered exactly when twice as many wait as run."""
         clients = 3 * self.point.max_num_seqs
         requests = await self.client.closed_loop(
-            clients, seconds, lambda number: self.questions.body(number, salt)
+            clients, lambda number: self.questions.body(number, salt), seconds=seconds
         )
         start = WARM_UP_PART * seconds
         ended = [r for r in requests if r.complete and start <= r.end_s < seconds]

@@ -7,6 +7,7 @@ capacities, sends by the same means.
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ class TimedRequest:
         end_s: of the answer.
         token_times: of each token, if the body asks for token ids.
         token_ids: of the answer, likewise.
+        cached_tokens: of the prompt, if the answer tells its usage.
         mean_threshold: as the answer tells it; 1 is exact.
         degraded_share: likewise, of choices.
         complete: the answer has its end, and no error.
@@ -48,6 +50,7 @@ class TimedRequest:
     end_s: float = 0.0
     token_times: list[float] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    cached_tokens: int = 0
     mean_threshold: float = 1.0
     degraded_share: float = 0.0
     complete: bool = False
@@ -106,6 +109,8 @@ class TimedRequest:
             ids = choice.get("token_ids") or []
             self.token_ids += ids
             self.token_times += [at] * len(ids)
+        details = (event.get("usage") or {}).get("prompt_tokens_details") or {}
+        self.cached_tokens = details.get("cached_tokens") or self.cached_tokens
         quality = (event.get("moesaic") or {}).get("quality") or {}
         self.mean_threshold = quality.get("mean_threshold", self.mean_threshold)
         self.degraded_share = quality.get("degraded_share", self.degraded_share)
@@ -156,15 +161,29 @@ class LoadClient:
                 tasks.create_task(self._ask(each, content))
         return _read(requests)
 
-    async def closed_loop(self, clients: int, seconds: float, body: Body) -> list[TimedRequest]:
-        """Have so many clients ask one request after the other for so long; return all with their answers."""
-        self._started = time.perf_counter()
+    async def closed_loop(
+        self, clients: int, body: Body, *, seconds: float = math.inf, count: int | None = None
+    ) -> list[TimedRequest]:
+        """Have clients ask one request after the other, each due when its client is free.
+
+        Args:
+            clients: that ask at the same time.
+            body: of each request.
+            seconds: after which none begins another.
+            count: of requests, which are made beforehand; None: as many as the time has room for.
+
+        Returns:
+            The requests with their answers, read.
+        """
+        made = [self._bytes(body(number), {}) for number in range(count or 0)]
+        most = math.inf if count is None else count
         requests: list[TimedRequest] = []
+        self._started = time.perf_counter()
 
         async def one_client() -> None:
-            while self.now_s < seconds:
-                requests.append(each := TimedRequest(len(requests), self.now_s))
-                await self._ask(each, self._bytes(body(each.number), {}))
+            while self.now_s < seconds and (number := len(requests)) < most:
+                requests.append(each := TimedRequest(number, self.now_s))
+                await self._ask(each, made[number] if made else self._bytes(body(number), {}))
 
         async with asyncio.TaskGroup() as tasks:
             for _ in range(clients):

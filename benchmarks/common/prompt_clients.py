@@ -1,12 +1,9 @@
 """Clients of a gateway that have prompts to be read: a fixed number of them, each with one request at a time."""
 
-import asyncio
-import json
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.common.raw_http import Connection, encoded
+from benchmarks.common.load import COMPLETIONS, LoadClient
 
 
 @dataclass(frozen=True)
@@ -24,28 +21,20 @@ class Answered:
 
 
 async def ask_all(port: int, prompts: Sequence[list[int]], salt: str, clients: int) -> Answered:
-    """Have every prompt read, one token answered to each; ``salt`` keeps them from others' caches."""
-    bodies = iter(
-        [
-            encoded({"prompt": p, "max_tokens": 1, "temperature": 0, "cache_salt": salt})
-            for p in prompts
-        ]
-    )
-    started = time.perf_counter()
-    cached = await asyncio.gather(
-        *[_client(port, lambda: next(bodies, None)) for _ in range(clients)]
-    )
-    return Answered(time.perf_counter() - started, sum(map(len, prompts)), sum(cached))
+    """Have every prompt read, one token answered to each; ``salt`` keeps them from others' caches.
 
-
-async def _client(port: int, next_body: Callable[[], bytes | None]) -> int:
-    """Ask until no prompt is left, and add up the cached tokens of all answers."""
-    connection, cached = await Connection.open(port), 0
-    while (body := next_body()) is not None:
-        status, answer = await connection.post("/v1/completions", body)
-        if status != 200:
-            raise RuntimeError(f"{status}: {answer!r}")
-        details = json.loads(answer)["usage"].get("prompt_tokens_details") or {}
-        cached += details.get("cached_tokens") or 0
-    connection.close()
-    return cached
+    Raises:
+        RuntimeError: a request was not answered.
+    """
+    usual = {"max_tokens": 1, "temperature": 0, "cache_salt": salt}
+    client = LoadClient(port, COMPLETIONS)
+    await client.open(clients)
+    requests = await client.closed_loop(
+        clients, lambda number: {"prompt": prompts[number], **usual}, count=len(prompts)
+    )
+    client.close()
+    if failed := [each.status for each in requests if not each.complete]:
+        raise RuntimeError(f"{len(failed)} requests failed, by status: {sorted(set(failed))}")
+    seconds = max(each.end_s for each in requests)
+    cached = sum(each.cached_tokens for each in requests)
+    return Answered(seconds, sum(map(len, prompts)), cached)

@@ -170,7 +170,7 @@ class _Run:
         """Measure the requests a second that are answered when more wait than run."""
         clients, seconds = 2 * attention * self.point.max_num_seqs, self.point.capacity_s
         requests = await self.client.closed_loop(
-            clients, seconds, lambda number: self.questions.body(number, salt)
+            clients, lambda number: self.questions.body(number, salt), seconds=seconds
         )
         ended = [r for r in requests if r.complete and 0.25 * seconds <= r.end_s < seconds]
         return len(ended) / (0.75 * seconds)

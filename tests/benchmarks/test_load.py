@@ -3,10 +3,11 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from benchmarks.common.load import COMPLETIONS, LoadClient, TimedRequest
+from tests.waiting import until
 
 HEAD = "HTTP/1.1 {status} X\r\nContent-Type: x\r\n{more}\r\n\r\n"
 EVENT = {"choices": [{"text": "a", "token_ids": [7]}]}
@@ -19,16 +20,21 @@ class Gateway:
         self.come: list[dict[str, Any]] = []
         self.headers: list[str] = []
         self.go = asyncio.Event()
+        self.open = 0  # connections
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while head := (await reader.readuntil(b"\r\n\r\n") if not reader.at_eof() else b""):
-            length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-            body = json.loads(await reader.readexactly(length))
-            self.come.append(body)
-            self.headers.append(head.decode())
-            await getattr(self, body["answer"])(writer)
-            if writer.is_closing():
-                return
+        self.open += 1
+        with suppress(asyncio.IncompleteReadError):
+            while not writer.is_closing():
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+                body = json.loads(await reader.readexactly(length))
+                self.come.append(body)
+                self.headers.append(head.decode())
+                await getattr(self, body["answer"])(writer)
+        writer.close()
+        await writer.wait_closed()
+        self.open -= 1
 
     async def held(self, writer: asyncio.StreamWriter) -> None:
         await self.go.wait()
@@ -67,7 +73,7 @@ async def gateway() -> AsyncIterator[tuple[Gateway, LoadClient]]:
     yield made, client
     client.close()
     server.close()
-    await server.wait_closed()
+    await until(lambda: made.open == 0)
 
 
 def asks(*answers: str) -> Callable[[int], dict[str, Any]]:
@@ -114,8 +120,9 @@ async def test_every_end_of_a_request_is_told() -> None:
 
 async def test_clients_of_a_closed_loop_ask_one_request_after_the_other() -> None:
     async with gateway() as (asked, client):
-        found = await client.closed_loop(2, 0.05, asks("whole"))
+        found = await client.closed_loop(2, asks("whole"), count=7)
 
+    assert len(found) == 7
     assert all(each.complete for each in found)
     assert [each.number for each in found] == list(range(len(asked.come)))
     ends = sorted(each.end_s for each in found)
