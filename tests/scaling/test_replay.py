@@ -29,6 +29,7 @@ tight_limits = st.builds(
     max_num_seqs=st.integers(1, 6),
     max_num_batched_tokens=st.integers(6, 128),
     kv_tokens=st.integers(100, 1000),
+    step_target_s=st.sampled_from([0.0, 2.0**-5, 2.0**-4]),
 )
 objectives = st.builds(
     Objectives,
@@ -102,6 +103,15 @@ def test_a_long_prompt_takes_as_many_steps_as_limits_make_of_it() -> None:
     found = forecast(demand_of([(1.0, 300, 1)]), FleetShape(1, 1), times, limits, EASY)
 
     assert found.ttft_p90_s == 5 * times.step_s
+
+
+def test_steps_have_no_more_rows_of_prompts_than_they_have_time_for() -> None:
+    times = EvenTimes(row_s=2.0**-10, key_s=0.0)
+    limits = ServingLimits(step_target_s=0.25)  # rows have 15/64 s: 240 of them
+
+    found = forecast(demand_of([(1.0, 600, 2)]), FleetShape(1, 1), times, limits, EASY)
+
+    assert found.ttft_p90_s == pytest.approx(3 * times.step_s + 600 * times.row_s)
 
 
 def test_without_requests_all_targets_are_met_and_nobody_is_busy() -> None:

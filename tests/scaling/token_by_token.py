@@ -89,8 +89,25 @@ def expected_latencies(
 def _begin(
     worker: Worker, now_s: float, times: StepTimes, shape: FleetShape, limits: ServingLimits
 ) -> None:
-    chunks = [(s, 1) for s in worker.running if s.tokens]
-    answers, budget = len(chunks), limits.max_num_batched_tokens - len(chunks)
+    answering = [(s, 1) for s in worker.running if s.tokens]
+    budget = limits.max_num_batched_tokens - len(answering)
+    chunks = answering + _prompts(worker, budget, limits)
+    if not chunks:
+        return
+    seconds = times.step(_rows(chunks, len(answering)), shape).seconds
+    if len(chunks) > len(answering) and 0 < limits.step_target_s < seconds:
+        alone = StepRows(0, len(answering), sum(s.computed + 1 for s, _ in answering))
+        alone_s = times.step(alone, shape).seconds
+        room_s = max(limits.step_target_s - alone_s, alone_s if answering else 2 * alone_s)
+        rows = sum(rows for _, rows in chunks[len(answering) :])
+        fewer = max(64, int(rows * room_s / (seconds - alone_s)))
+        chunks = answering + _prompts(worker, min(rows, fewer), limits)
+        seconds = times.step(_rows(chunks, len(answering)), shape).seconds
+    worker.chunks, worker.free_s = chunks, now_s + seconds
+
+
+def _prompts(worker: Worker, budget: int, limits: ServingLimits) -> list[tuple[Sequence, int]]:
+    chunks: list[tuple[Sequence, int]] = []
     for sequence in [s for s in worker.running if not s.tokens]:
         if budget:
             chunks.append((sequence, min(budget, sequence.prompt - sequence.computed)))
@@ -104,13 +121,13 @@ def _begin(
         worker.running.append(worker.waiting.pop(0))
         chunks.append((sequence, min(budget, sequence.prompt)))
         budget -= chunks[-1][1]
-    if not chunks:
-        return
+    return chunks
+
+
+def _rows(chunks: list[tuple[Sequence, int]], answers: int) -> StepRows:
     seen = [sum(s.computed + i + 1 for i in range(rows)) for s, rows in chunks]
-    num_rows, keys = sum(rows for _, rows in chunks), sum(seen[:answers])
-    worker.chunks = chunks
-    step = StepRows(num_rows - answers, answers, keys, sum(seen[answers:]))
-    worker.free_s = now_s + times.step(step, shape).seconds
+    num_rows = sum(rows for _, rows in chunks)
+    return StepRows(num_rows - answers, answers, sum(seen[:answers]), sum(seen[answers:]))
 
 
 def _finish(worker: Worker, now_s: float) -> None:

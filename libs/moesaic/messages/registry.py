@@ -42,7 +42,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="worker.v1"):
     config_digest: Name = ""
     slots_per_layer: _FewExperts = 0  # expert workers: capacity
     ridge_rows: SmallCount = 0  # expert workers: rows of an expert that take as long as its weights
-    num_experts: _FewExperts = 0  # expert workers: experts per layer of the model they have
+    num_experts: _FewExperts = 0  # workers: experts per layer of the model they have
     layers: list[SmallCount] = []  # expert workers: the decoder layers that have experts
     expert_bytes: Count = 0  # expert workers: memory of one expert
     # expert workers: digests of their files of united experts, by way
@@ -57,6 +57,8 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="worker.v1"):
     max_num_seqs: SmallCount = 0  # attention workers: sequences in one step
     max_num_batched_tokens: SmallCount = 0  # attention workers: rows in one step
     kv_tokens: Count = 0  # attention workers: tokens that its KV blocks hold
+    top_k: _FewExperts = 0  # attention workers: experts of a row
+    step_target_s: Annotated[float, msgspec.Meta(ge=0, le=600)] = 0  # attention workers: see its settings
     row_bytes: Count = 0  # attention workers: of the hidden state of one row
     share: _Share = ""  # attention workers: the experts that others may pull from it, like 0/2
     standing_by: bool = False  # it is on standby, or drains in order to be

@@ -100,11 +100,13 @@ class ServingLimits:
         max_num_seqs: sequences in one step.
         max_num_batched_tokens: rows in one step.
         kv_tokens: tokens that its KV blocks hold.
+        step_target_s: prompts get so many rows that a step takes about as long at most; 0: as many as there are.
     """
 
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     kv_tokens: int = 1 << 20
+    step_target_s: float = 0.0
 
 
 @dataclass(frozen=True)

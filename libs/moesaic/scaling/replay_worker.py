@@ -1,6 +1,7 @@
 """One attention worker of a replay: continuous batching with chunked prefill, many alike steps at once.
 
-Generations that have begun get a token in each step; prompts get the rows that are left, first come, first served.
+Generations that have begun get a token in each step; prompts get the rows that are left, first come, first served,
+as many as a step has time for.
 KV is kept for the whole answer before a request begins, so none is preempted.
 """
 
@@ -12,6 +13,7 @@ from heapq import heappop, heappush
 
 from moesaic.scaling.contract import ServingLimits, StepRows, StepTime
 
+_LEAST_ROWS = 64  # of prompts in a step, however long they take: see ``engine.steps.pace``
 TimeOfStep = Callable[[StepRows], StepTime]
 
 
@@ -108,7 +110,7 @@ class ReplayWorker:
         self._requests, self._time_of = requests, time_of
         self._most_rows = limits.max_num_batched_tokens
         self._most_seqs = min(limits.max_num_seqs, self._most_rows)
-        self._free_tokens = limits.kv_tokens
+        self._free_tokens, self._step_target_s = limits.kv_tokens, limits.step_target_s
         self._waiting: deque[int] = deque()
         self._prompts: dict[int, int] = {}  # tokens that are computed, of those without a token
         self._ends: list[tuple[int, int]] = []  # by the step of the last token
@@ -173,30 +175,54 @@ class ReplayWorker:
 
     def _plan(self) -> None:
         answers = len(self._ends)
-        room, prompt_keys, rows = self._most_rows - answers, 0, 0
-        planned: list[tuple[int, int]] = []
-        prompt_tokens = self._requests.prompt_tokens
-        for request, computed in self._prompts.items():
-            if room <= 0:
-                break
-            taken = min(room, prompt_tokens[request] - computed)
-            prompt_keys += taken * computed + taken * (taken + 1) // 2
-            room, rows = room - taken, rows + taken
-            planned.append((request, taken))
-        while room > 0 and self._waiting and self._has_room():
-            request = self._waiting.popleft()
-            self._free_tokens -= self._need(request)
-            self._prompts[request] = 0
-            taken = min(room, prompt_tokens[request])
-            prompt_keys += taken * (taken + 1) // 2
-            room, rows = room - taken, rows + taken
-            planned.append((request, taken))
-        steps = 1 if rows else self._ends[0][0] - self._step
-        first = last = self._time_of(StepRows(rows, answers, self._keys, prompt_keys))
+        planned = self._prompts_within(self._most_rows - answers)
+        first = last = self._time_with(planned)
+        if planned and self._step_target_s and first.seconds > self._step_target_s:
+            planned = self._prompts_within(self._fewer_rows(planned, first.seconds))
+            first = last = self._time_with(planned)
+        steps = 1 if planned else self._ends[0][0] - self._step
         if steps > 1:
             last = self._time_of(StepRows(0, answers, self._keys + answers * (steps - 1)))
         self._run = run = _Run(self._begin_s, steps, first, last, planned)
         self.next_s = run.end_s(steps)
+
+    def _prompts_within(self, room: int) -> list[tuple[int, int]]:
+        """Give rows to prompts that have begun, and let waiting ones begin while there is room."""
+        planned: list[tuple[int, int]] = []
+        prompt_tokens = self._requests.prompt_tokens
+        for request, computed in self._prompts.items():
+            if room <= 0:
+                return planned
+            planned.append((request, min(room, prompt_tokens[request] - computed)))
+            room -= planned[-1][1]
+        while room > 0 and self._waiting and self._has_room():
+            request = self._waiting.popleft()
+            self._free_tokens -= self._need(request)
+            self._prompts[request] = 0
+            planned.append((request, min(room, prompt_tokens[request])))
+            room -= planned[-1][1]
+        return planned
+
+    def _fewer_rows(self, planned: list[tuple[int, int]], seconds: float) -> int:
+        """Return how many rows of prompts a step has time for, as ``engine.steps.pace`` finds it.
+
+        Args:
+            planned: rows that make the step too long.
+            seconds: that it would take.
+        """
+        answers, rows = len(self._ends), sum(taken for _, taken in planned)
+        alone_s = self._time_of(StepRows(0, answers, self._keys)).seconds
+        allowed_s = max(self._step_target_s - alone_s, alone_s * (1 if answers else 2))
+        fitting = int(rows * allowed_s / (seconds - alone_s)) if seconds > alone_s else rows
+        return min(rows, max(_LEAST_ROWS, fitting))
+
+    def _time_with(self, planned: list[tuple[int, int]]) -> StepTime:
+        """Time the next step with these rows of prompts."""
+        rows = prompt_keys = 0
+        for request, taken in planned:
+            rows += taken
+            prompt_keys += taken * self._prompts[request] + taken * (taken + 1) // 2
+        return self._time_of(StepRows(rows, len(self._ends), self._keys, prompt_keys))
 
     def _cut(self, until_s: float) -> None:
         """End the run with the first of its steps that ends at or after ``until_s``."""

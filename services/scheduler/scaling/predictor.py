@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from moesaic.cluster.placement_view import PlacementView
 from moesaic.cluster.registry import Fleet
 from moesaic.errors import InvalidInput
+from moesaic.messages.performance import PerformanceModel
 from moesaic.messages.scaling import ScalingPolicy
 from moesaic.scaling.contract import (
     RecentDemand,
@@ -69,14 +70,15 @@ class FleetPredictor:
         """
         if not self._load.is_caught_up:
             return None
-        scaler = Scaler(self._times(), self._limits())
+        scaler = Scaler(self.times(), self.limits())
         return await asyncio.to_thread(scaler.decide, policy, state)
 
-    def _times(self) -> ServingTimes | None:
+    def times(self) -> ServingTimes | None:
         """Predict steps by what was measured; None while too little is known."""
         current, model = self._view.current, self._load.model()
-        has_experts = any(record.role == "expert" for record in self._fleet.workers.values())
-        if current is None or (has_experts and not {"attention", "experts"} <= model.parts.keys()):
+        if not any(record.role == "expert" for record in self._fleet.workers.values()):
+            return self._times_of_whole_steps(model)
+        if current is None or not {"attention", "experts"} <= model.parts.keys():
             return None  # whole steps would not tell the sides apart
         traffic = self._traffic.of(current.model_digest)
         layers = list(traffic.statistics.layers.values()) if traffic else []
@@ -101,7 +103,22 @@ class FleetPredictor:
         except InvalidInput:  # parts that it needs were not measured yet
             return None
 
-    def _limits(self) -> ServingLimits:
+    def _times_of_whole_steps(self, model: PerformanceModel) -> ServingTimes | None:
+        """Predict steps of workers that have their own experts."""
+        told = [record for record in self._fleet.workers.values() if record.top_k]
+        if not told or "step" not in model.parts:
+            return None
+        num_experts, top_k = told[0].num_experts, told[0].top_k
+        return ServingTimes(
+            model,
+            num_moe_layers=1,
+            num_experts=num_experts,
+            top_k=top_k,
+            row_bytes=0,
+            activated=activated_of(np.full((1, num_experts), top_k / num_experts)),
+        )
+
+    def limits(self) -> ServingLimits:
         """Take the limits of the attention worker that has least."""
         told = [
             record
@@ -114,6 +131,7 @@ class FleetPredictor:
             max_num_seqs=min(record.max_num_seqs for record in told),
             max_num_batched_tokens=min(record.max_num_batched_tokens for record in told),
             kv_tokens=min(record.kv_tokens for record in told),
+            step_target_s=max(record.step_target_s for record in told),
         )
 
 

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from moesaic.cluster.leadership import Leadership
 from moesaic.cluster.placement_view import PlacementView
@@ -14,7 +15,7 @@ from moesaic.costs.book import CostBook
 from moesaic.messages.performance import Arrival, LoadReport
 from moesaic.messages.registry import WorkerRecord
 from moesaic.messages.scaling import FleetShape, ScalingPolicy
-from moesaic.scaling.contract import Objectives, ScalingState, ShapeBounds
+from moesaic.scaling.contract import Objectives, ScalingState, ShapeBounds, StepRows
 from moesaic.services.scheduler.planning.traffic import TrafficFeed
 from moesaic.services.scheduler.scaling.feed import LoadFeed
 from moesaic.services.scheduler.scaling.predictor import FleetPredictor, activated_of, unevenness
@@ -163,6 +164,7 @@ def predicting(fleet: Fleet) -> FleetPredictor:
 @pytest.mark.parametrize("num_experts", [0, 2])
 async def test_whole_steps_say_nothing_about_fleets_with_expert_workers(num_experts: int) -> None:
     fleet = fleet_of("a")
+    fleet.workers["a"] = replace(fleet.workers["a"], num_experts=8, top_k=2)
     fleet.workers |= {
         name: WorkerRecord(
             worker_id=name, generation=1, role="expert", state="ready", admin_address=f"{name}:1"
@@ -187,3 +189,20 @@ async def test_whole_steps_say_nothing_about_fleets_with_expert_workers(num_expe
         assert "costs are not known yet" in found.reason
     else:
         assert found is None or found.forecast is not None
+
+
+def test_whole_steps_are_enough_where_workers_have_their_own_experts() -> None:
+    book = CostBook()
+    for rows in range(1, 9):
+        book.add("step", (1.0, 0.0, 0.0, rows, 10.0 * rows, 0.0), 0.1 + 0.01 * rows)
+    fleet = fleet_of("a")
+    fleet.workers["a"] = replace(
+        fleet.workers["a"], num_experts=8, top_k=2, max_num_seqs=4, step_target_s=0.25
+    )
+
+    predictor = predictor_of(fleet, *reports_of("a", NOW - 60, NOW, costs=book.sums()))
+
+    times = predictor.times()
+    assert times is not None
+    assert times.step(StepRows(0, 4, 40), FleetShape(1, 0)).seconds == pytest.approx(0.14, rel=0.01)
+    assert predictor.limits().step_target_s == 0.25
