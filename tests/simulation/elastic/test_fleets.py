@@ -10,10 +10,10 @@ from moesaic.simulation.elastic.days import DecisionRule, decided, run_days, wit
 from moesaic.simulation.elastic.demand import DemandSeries
 from moesaic.simulation.elastic.fleet_times import Hardware
 from moesaic.simulation.elastic.fleets import FleetFamily
-from moesaic.simulation.elastic.fluid import serve
 from moesaic.simulation.elastic.hardware import device_profile
 from moesaic.simulation.elastic.model_shapes import model_shape
 from moesaic.simulation.elastic.roofline import roofline
+from moesaic.simulation.elastic.serving import sample, serve
 from moesaic.simulation.elastic.steady import steady_flow
 from moesaic.simulation.elastic.throughput import batch_figure
 
@@ -110,25 +110,37 @@ def test_a_steady_state_is_what_a_replay_of_single_requests_finds(family: FleetF
     assert found.tpot_s == pytest.approx(replayed.tpot_p90_s, rel=0.05)
 
 
-def test_a_flow_at_a_constant_rate_comes_to_the_steady_state(family: FleetFamily) -> None:
-    times, shape, demand = family.ours.times, FleetShape(1, 6), constant(20.0)
+@pytest.mark.parametrize(("shape", "rate"), [((1, 6), 20.0), ((10, 7), 150.0)])
+def test_a_sample_at_a_constant_rate_comes_to_the_steady_state(
+    family: FleetFamily, shape: tuple[int, int], rate: float
+) -> None:
+    demand, fleet = constant(rate), family.ours
 
-    served = serve(demand, [shape] * 600, times)
-    found = steady_flow(times, shape, 20.0, demand)
+    found = sample(fleet, FleetShape(*shape), rate, demand, OBJECTIVES)
 
-    assert found is not None
-    assert float(served.tpot_s[300:500].mean()) == pytest.approx(found.tpot_s, rel=0.05)
-    assert served.attainment(OBJECTIVES) == 1.0
+    steady = steady_flow(fleet.times, FleetShape(*shape), rate, demand)
+    assert steady is not None
+    assert found.tpot_p90_s == pytest.approx(steady.tpot_s, rel=0.05)
+    assert serve(fleet, demand, [FleetShape(*shape)] * 600, OBJECTIVES) == 1.0
 
 
 def test_requests_that_a_fleet_cannot_take_wait_and_are_late(family: FleetFamily) -> None:
-    times, shape, demand = family.ours.times, FleetShape(1, 6), constant(200.0)
+    shape, demand = FleetShape(1, 6), constant(200.0)
 
-    served = serve(demand, [shape] * 600, times)
+    found = sample(family.ours, shape, 200.0, demand, OBJECTIVES)
 
-    assert steady_flow(times, shape, 200.0, demand) is None
-    assert served.attainment(OBJECTIVES) < 0.5
-    assert served.ttft_s[100] > OBJECTIVES.ttft_s
+    assert steady_flow(family.ours.times, shape, 200.0, demand) is None
+    assert serve(family.ours, demand, [shape] * 600, OBJECTIVES) < 0.5
+    assert found.ttft_p90_s > OBJECTIVES.ttft_s
+
+
+def test_each_stretch_is_served_by_the_shape_in_force(family: FleetFamily) -> None:
+    small, large, demand = FleetShape(1, 6), FleetShape(8, 14), constant(150.0)
+
+    found = serve(family.ours, demand, [small] * 90 + [large] * 510, OBJECTIVES)
+
+    late = float(demand.counts[:90].sum() / demand.counts.sum())
+    assert 1 - late <= found < 1
 
 
 @pytest.mark.parametrize("rate", [5.0, 60.0, 120.0])

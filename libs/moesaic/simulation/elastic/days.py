@@ -1,8 +1,9 @@
 """Days of a fleet that is sized anew at every decision, by the demand of the window before (JANUS section 5.3).
 
 All ways to serve follow one rule: the cheapest shape that meets the targets for the last window's rate, times a
-headroom. It is the rule of ``moesaic.scaling`` in a steady state, whose replay of arrivals takes too long for days.
-More devices serve some time after they were asked for, and are paid from then on; fewer leave after as long.
+headroom. It is the rule of ``moesaic.scaling`` in a steady state: to replay arrivals for every decision takes too long
+for days. The fleet that was chosen serves by that replay (``serving``). More devices serve some time after they were
+asked for, and are paid from then on; fewer leave after as long.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from itertools import pairwise
 from moesaic.messages.scaling import FleetShape
 from moesaic.scaling.contract import Objectives
 from moesaic.simulation.elastic.demand import DemandSeries
-from moesaic.simulation.elastic.fluid import ServedDemand, serve
+from moesaic.simulation.elastic.serving import serve
 from moesaic.simulation.elastic.steady import StudiedFleet
 
 HEADROOMS = (1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0)
@@ -40,7 +41,6 @@ class FleetDays:
     Attributes:
         shapes: in force, one for each bin.
         devices: paid, one for each bin.
-        served: latencies.
         attainment: part of the requests that met both targets.
         changes: of the shape.
         unmet: decisions for which no shape would have met the targets.
@@ -48,7 +48,6 @@ class FleetDays:
 
     shapes: list[FleetShape]
     devices: list[int]
-    served: ServedDemand
     attainment: float
     changes: int
     unmet: int
@@ -85,10 +84,9 @@ def run_days(
         before = shape
     num_bins = len(demand.counts)
     shapes, devices = shapes[:num_bins], devices[:num_bins]
-    served = serve(demand, shapes, fleet.times)
+    attainment = serve(fleet, demand, shapes, objectives)
     changes = sum(a != b for a, b in pairwise(wanted))
-    attainment = served.attainment(objectives)
-    return FleetDays(shapes, devices, served, attainment, changes, unmet)
+    return FleetDays(shapes, devices, attainment, changes, unmet)
 
 
 def decided(
