@@ -35,6 +35,10 @@ class Mix:
     documents: int
     single: int
 
+    def times(self, factor: int) -> "Mix":
+        """Return so many times as many of each kind."""
+        return Mix(factor * self.examples, factor * self.documents, factor * self.single)
+
 
 class Workload:
     """Makes prompts; texts are read and tokenised once."""
