@@ -1,199 +1,148 @@
-"""A round of loads on a suite of its own: first those that costs are fitted to, then those that are predicted.
+"""A round: a new suite, and loads of rising rates on it. Each is predicted with the costs of those before it."""
 
-A worker's costs are those of all its steps so far, later ones counting more. So none of the loads to be predicted may
-come before, and it is asked after each load.
-"""
-
-import math
-import time
-from collections.abc import Sequence
+import asyncio
+import re
+import urllib.request
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Event, Thread
-from typing import Self
 
 import numpy as np
 
 from benchmarks.common.suite import RunningSuite
 from benchmarks.simulate.load import SimulateClient, TimedAnswer
-from benchmarks.simulate.reported import reported_steps
-from moesaic.messages.performance import FitSums
+from benchmarks.simulate.watching import scheduler_predictor
+from moesaic.messages.scaling import ScalingPolicy
+from moesaic.scaling.contract import RecentDemand, ServingLimits, StepTimes
+from moesaic.services.scheduler.scaling.predictor import FleetPredictor
 from moesaic.simulation.arrivals import ArrivalTrace, RateCurve
 from moesaic.simulation.trace_files import read_arrivals
 
 AZURE = Path(__file__).parents[1] / "data/azure2023_conv.csv.gz"
+SHORTER = 10, 5  # times, prompts and answers: the demo model's context is short
 MOST_PROMPT, MOST_ANSWER = 768, 128  # tokens
-SHORT, NUM_SHORT = (16, 4), 20  # tokens of prompt and answer; requests
-PROBED, PROBE_EVERY_S = 1 << 22, 0.5  # numbers, that no cache of a core holds
-
-
-@dataclass(frozen=True)
-class LengthMix:
-    """Lengths of real requests, so many times shorter: the demo model's context is short."""
-
-    prompts: int
-    answers: int
-
-    def lengths(self) -> ArrivalTrace:
-        """Read them."""
-        trace = read_arrivals(AZURE)
-        prompts, answers = (
-            -(-trace.prompt_tokens // self.prompts),
-            trace.answer_tokens // self.answers,
-        )
-        trace = replace(trace, prompt_tokens=prompts, answer_tokens=np.maximum(answers, 2))
-        return trace.at_most(MOST_PROMPT, MOST_ANSWER)
-
-
-@dataclass(frozen=True)
-class PlannedLoad:
-    """One load of a round; ``share`` of the capacity is its rate."""
-
-    share: float
-    mix: LengthMix
-
-
-Capacity = dict[LengthMix, float]  # requests a second
-LONG_PROMPTS, LONG_ANSWERS, MIXED = LengthMix(5, 12), LengthMix(20, 3), LengthMix(10, 5)
-NEAR_CAPACITY = "near capacity"  # where errors of costs grow tenfold; no target is set there
-FITTED = (
-    PlannedLoad(0.2, LONG_PROMPTS),
-    PlannedLoad(0.6, LONG_PROMPTS),
-    PlannedLoad(0.8, LONG_ANSWERS),  # batches as large as the largest that is predicted
+LEAD_S = 8.0  # of each load, that is not counted: it begins with an idle suite
+WITHIN_S, LOOK_S = 30.0, 0.2  # a new suite tells its first costs
+SECONDS = re.compile(
+    r"^(moesaic_step_seconds|moesaic_layer_exchange_seconds)_sum(?:{.*})? (\S+)", re.M
 )
-PREDICTED = {
-    "low": PlannedLoad(0.2, MIXED),
-    "middle": PlannedLoad(0.35, MIXED),
-    "high": PlannedLoad(0.5, MIXED),
-    NEAR_CAPACITY: PlannedLoad(0.65, MIXED),
-}
 
 
 @dataclass(frozen=True)
-class LoadRound:
-    """One round.
+class ServedLoad:
+    """One load, and what the scheduler knew of it.
 
     Attributes:
-        alone: answers to short prompts, of which each had the suite for itself.
-        predicted: answers of the loads that are predicted, by name.
-        reported: costs of steps, as the worker told them after each of the loads that costs are fitted to.
-        probe_ms: mean of each load's probes, a fixed piece of work.
+        times: of steps, from the costs that workers had reported before the load.
+        later_times: from those after it.
+        limits: of the attention worker.
+        demand: of the counted part, as workers reported it.
+        answers: to the requests of that part, as the client saw them.
+        attention_busy: part of the time in which the attention worker computed.
     """
 
-    alone: list[TimedAnswer]
-    predicted: dict[str, list[TimedAnswer]]
-    reported: list[FitSums]
-    probe_ms: list[float]
+    times: StepTimes
+    later_times: StepTimes
+    limits: ServingLimits
+    demand: RecentDemand
+    answers: list[TimedAnswer]
+    attention_busy: float
 
 
-class MachineProbe:
-    """A sum over a fixed array each half second, in seconds of its own thread: the machine's speed meanwhile."""
-
-    def __init__(self) -> None:
-        self._data, self._seconds = np.ones(PROBED, np.float32), list[float]()
-        self._ended = Event()
-        self._thread = Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def take_ms(self) -> float:
-        """Take the mean since the last call."""
-        taken, self._seconds = self._seconds, []
-        return 1e3 * float(np.mean(taken)) if taken else math.nan
-
-    def _run(self) -> None:
-        while not self._ended.wait(PROBE_EVERY_S):
-            begun_s = time.thread_time()
-            self._data.sum()
-            self._seconds.append(time.thread_time() - begun_s)
+def lengths() -> ArrivalTrace:
+    """Read lengths of real requests, shortened."""
+    trace = read_arrivals(AZURE)
+    prompts = -(-trace.prompt_tokens // SHORTER[0])
+    answers = np.maximum(trace.answer_tokens // SHORTER[1], 2)
+    return replace(trace, prompt_tokens=prompts, answer_tokens=answers).at_most(
+        MOST_PROMPT, MOST_ANSWER
+    )
 
 
-@dataclass(frozen=True)
-class LoadRunner:
-    """Serves loads on one suite.
-
-    Attributes:
-        suite: that runs.
-        client: of the suite.
-        span_s: of each load.
-    """
-
-    suite: RunningSuite
-    client: SimulateClient
-    span_s: float
-
-    async def warm_up(self) -> None:
-        """Have some requests of all lengths answered."""
-        for mix in (LONG_PROMPTS, LONG_ANSWERS):
-            await self.client.together(_first(mix, 16))
-
-    async def capacity(self, requests: int) -> Capacity:
-        """Measure requests a second of each mix when so many are there at once."""
-        found = {}
-        for mix in (LONG_PROMPTS, LONG_ANSWERS, MIXED):
-            answers = await self.client.together(_first(mix, requests))
-            found[mix] = requests / max(each.ended_s for each in answers)
-        return found
-
-    async def round(self, capacity: Capacity) -> LoadRound:
-        """Serve each load once."""
-        probe_ms, served = list[float](), list[list[TimedAnswer]]()
-        reported = list[FitSums]()
-        alone = await self.client.one_by_one([SHORT] * NUM_SHORT)
-        with MachineProbe() as probe:
-            for at, load in enumerate((*FITTED, *PREDICTED.values())):
-                served.append(await self._serve(load, at, capacity))
-                probe_ms.append(probe.take_ms())
-                if at < len(FITTED):
-                    reported += await reported_steps(self.suite)
-        predicted = dict(zip(PREDICTED, served[len(FITTED) :], strict=True))
-        return LoadRound(alone, predicted, reported, probe_ms)
-
-    async def _serve(self, load: PlannedLoad, seed: int, capacity: Capacity) -> list[TimedAnswer]:
-        curve = RateCurve.constant(load.share * capacity[load.mix], self.span_s)
-        return await self.client.serve(curve.arrivals(load.mix.lengths(), seed))
-
-
-async def measure_capacity(suite: RunningSuite, burst: int) -> Capacity:
-    """Measure what a suite can do, which is of no use for rounds afterwards; ``burst``: requests at once."""
-    runner = LoadRunner(suite, SimulateClient(suite.port, seed=0), 0.0)
-    await runner.client.open(burst)
-    await runner.warm_up()
-    capacity = await runner.capacity(burst)
-    runner.client.close()
-    return capacity
+async def measure_capacity(suite: RunningSuite, burst: int) -> float:
+    """Measure requests a second when so many are there at once."""
+    client = SimulateClient(suite.port, seed=0)
+    await client.open(burst)
+    await client.together(_first(burst // 2))
+    answers = await client.together(_first(burst))
+    client.close()
+    return burst / max(each.ended_s for each in answers)
 
 
 async def serve_round(
-    suite: RunningSuite, number: int, capacity: Capacity, span_s: float
-) -> LoadRound:
-    """Serve a round on a suite that has served nothing yet.
+    suite: RunningSuite, number: int, rates: Mapping[str, float], span_s: float
+) -> dict[str, ServedLoad]:
+    """Serve loads on a suite that has served nothing yet.
 
     Args:
         suite: that runs.
-        number: of the round; its prompts are drawn by it, while lengths and times are those of each round.
-        capacity: that rates are parts of.
-        span_s: of each load.
+        number: of the round, which prompts and arrivals are drawn by.
+        rates: requests a second of each load, rising.
+        span_s: that is counted of each load.
     """
-    runner = LoadRunner(suite, SimulateClient(suite.port, seed=1 + number), span_s)
-    await runner.warm_up()
-    found = await runner.round(capacity)
-    runner.client.close()
+    client = SimulateClient(suite.port, seed=1 + number)
+    async with scheduler_predictor(suite) as predictor:
+        await client.serve(_trace(min(rates.values()), LEAD_S, 100 * number))
+        await _known(predictor)
+        found = {}
+        for at, (name, rate) in enumerate(rates.items(), 1):
+            trace = _trace(rate, LEAD_S + span_s, 100 * number + at)
+            found[name] = await _serve(suite, client, predictor, trace, span_s)
+    client.close()
     return found
 
 
-def _first(mix: LengthMix, number: int) -> Sequence[tuple[int, int]]:
-    lengths = mix.lengths()
+async def _serve(
+    suite: RunningSuite,
+    client: SimulateClient,
+    predictor: FleetPredictor,
+    trace: ArrivalTrace,
+    span_s: float,
+) -> ServedLoad:
+    times = await _known(predictor)
+    serving = asyncio.create_task(client.serve(trace))
+    await asyncio.sleep(LEAD_S)
+    before_s = await asyncio.to_thread(computed_s, suite)
+    await asyncio.sleep(span_s)
+    after_s = await asyncio.to_thread(computed_s, suite)
+    demand = predictor.demand(ScalingPolicy(window_s=span_s))
+    later_times = await _known(predictor)
+    answers = [each for each in await serving if each.due_s >= LEAD_S]
+    busy = (after_s - before_s) / span_s
+    return ServedLoad(times, later_times, predictor.limits(), demand, answers, busy)
+
+
+async def _known(predictor: FleetPredictor) -> StepTimes:
+    """Return the times of steps, which become known with the first reports of workers.
+
+    Raises:
+        TimeoutError: they are not known after a while.
+    """
+    for _ in range(round(WITHIN_S / LOOK_S)):
+        if (times := predictor.times()) is not None:
+            return times
+        await asyncio.sleep(LOOK_S)
+    raise TimeoutError(f"workers told no costs within {WITHIN_S:g} s")
+
+
+def computed_s(suite: RunningSuite) -> float:
+    """Read the seconds of all steps of the attention worker so far, without those that it waited for experts."""
+    address = suite.processes["attention-0"]["metrics_address"]
+    with urllib.request.urlopen(f"http://{address}/metrics") as page:
+        found = {name: float(sum_s) for name, sum_s in SECONDS.findall(page.read().decode())}
+    return found["moesaic_step_seconds"] - found.get("moesaic_layer_exchange_seconds", 0.0)
+
+
+def _trace(rate: float, span_s: float, seed: int) -> ArrivalTrace:
+    return RateCurve.constant(rate, span_s).arrivals(lengths(), seed)
+
+
+def _first(number: int) -> Sequence[tuple[int, int]]:
+    trace = lengths()
     return list(
         zip(
-            lengths.prompt_tokens[:number].tolist(),
-            lengths.answer_tokens[:number].tolist(),
+            trace.prompt_tokens[:number].tolist(),
+            trace.answer_tokens[:number].tolist(),
             strict=True,
         )
     )

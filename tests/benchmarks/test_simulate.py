@@ -1,103 +1,64 @@
-from collections.abc import Sequence
+"""Predictions beside measurements, where both are known."""
 
 import numpy as np
 import pytest
 
-from benchmarks.common.suite import DEMO
+from benchmarks.simulate.bench import errors, measured, objectives_of, predicted
 from benchmarks.simulate.load import TimedAnswer
-from benchmarks.simulate.replay import (
-    ONE_WORKER,
-    BatcherMaker,
-    CalibratedSuite,
-    calibrated,
-    latencies,
-    measured,
-    relative_errors,
-    trace_of,
-)
-from benchmarks.simulate.rounds import PREDICTED, PlannedLoad
-from moesaic.costs import CostFit
-from moesaic.engine.simulated import BatcherPlanner
-from moesaic.messages.performance import PART_TERMS, FitSums, PartCost, PerformanceModel
-from moesaic.simulation.arrivals import ArrivalTrace, RateCurve
-from moesaic.simulation.event_loop import EventLoop
-from moesaic.simulation.fleet import PathDelays, SimulatedFleet
-from moesaic.simulation.planning import StepOutcome
-from moesaic.simulation.step_clock import MeasuredSteps, StepClock
+from benchmarks.simulate.rounds import SECONDS, ServedLoad
+from moesaic.messages.scaling import FleetShape
+from moesaic.scaling.contract import RecentDemand, ServingLimits
+from tests.scaling.fleets import EvenTimes
 
-UNIT_S = (0.004, 5e-5, 2.5e-4, 6e-4, 1.5e-6, 3e-7)
-MODEL = PerformanceModel(parts={"step": PartCost(terms=PART_TERMS["step"], unit_s=UNIT_S)})
-BATCHERS = BatcherMaker(DEMO, num_blocks=1024)
-CHOICE = BATCHERS.choice
-DELAYS = PathDelays(0.006)
+TIMES = EvenTimes(step_s=2.0**-5, row_s=0.0, key_s=0.0)
 
 
-class WatchedPlanner(BatcherPlanner):
-    """Notes when each request has its tokens."""
-
-    def __init__(self, loop: EventLoop, token_s: dict[int, list[float]]) -> None:
-        super().__init__(BATCHERS.planner().batcher)
-        self._loop, self._token_s = loop, token_s
-
-    def took(self, num_steps: int, seconds: float) -> StepOutcome:
-        running = list(self.batcher.running)
-        before = [len(sequence.tokens) for sequence in running]
-        outcome = super().took(num_steps, seconds)
-        for sequence, length in zip(running, before, strict=True):
-            if len(sequence.tokens) != length:
-                number = int(sequence.request.key.request_id)
-                self._token_s.setdefault(number, []).append(self._loop.now_s)
-        return outcome
+def load_of(answers: list[TimedAnswer]) -> ServedLoad:
+    demand = RecentDemand(
+        np.array([each.sent_s for each in answers]),
+        np.array([each.prompt_tokens for each in answers]),
+        np.array([each.answer_tokens for each in answers]),
+        16.0,
+    )
+    return ServedLoad(TIMES, TIMES, ServingLimits(), demand, answers, 0.25)
 
 
-def served(load: PlannedLoad, seed: int) -> list[TimedAnswer]:
-    """Answers of a suite whose costs are known."""
-    return answers_of(RateCurve.constant(10 * load.share, 20.0).arrivals(load.mix.lengths(), seed))
+def alone(at_s: float) -> TimedAnswer:
+    """A request that has the worker for itself, with steps of 1/32 s."""
+    return TimedAnswer(10, 4, at_s, at_s, [at_s + (i + 1) / 32 for i in range(4)])
 
 
-def answers_of(trace: ArrivalTrace) -> list[TimedAnswer]:
-    loop, token_s = EventLoop(), dict[int, list[float]]()
-    clock = StepClock(MeasuredSteps(MODEL, BATCHERS.choice), ONE_WORKER)
-    SimulatedFleet(loop, trace, lambda: WatchedPlanner(loop, token_s), clock, delays=DELAYS)
-    loop.run()
-    columns = (trace.prompt_tokens, trace.answer_tokens, trace.at_s)
-    rows = zip(*(column.tolist() for column in columns), strict=True)
-    return [TimedAnswer(p, a, at, at, token_s[i]) for i, (p, a, at) in enumerate(rows)]
+def test_a_suite_whose_steps_are_known_is_predicted_without_error() -> None:
+    load = load_of([alone(at_s) for at_s in range(1, 16)])
+    objectives = objectives_of(load.answers)
+
+    real = measured(load, objectives)
+    found = errors(predicted(load, TIMES, FleetShape(1, 0), objectives), real)
+
+    assert found == {
+        "ttft_p90_ms": 0.0,
+        "tpot_p90_ms": 0.0,
+        "attainment": 0.0,
+        "attention_busy": pytest.approx(4 / 32 - 0.25, abs=0.02),
+    }
 
 
-def reported(unit_s: Sequence[float]) -> FitSums:
-    """Sums of a worker whose steps cost that."""
-    fit = CostFit(PART_TERMS["step"], forget=1.0)
-    for rows in range(1, 30):
-        for prompt, keys, prompt_keys in ((0, 100 * rows, 0), (8 * rows, 7, 40 * rows**2)):
-            amounts = (1, CHOICE.experts(rows + prompt), prompt, rows, keys, prompt_keys)
-            fit.add(amounts, float(np.dot(amounts, unit_s)))
-    return fit.sums()
+def test_requests_that_took_twice_the_calm_ones_are_late() -> None:
+    objectives = objectives_of([alone(1.0)])
+    slow = TimedAnswer(10, 4, 1.0, 1.0, [1.0 + (i + 1) / 8 for i in range(4)])
+
+    found = measured(load_of([alone(1.0), slow]), objectives)
+
+    assert (found["attainment"], found["attention_busy"]) == (0.5, 0.25)
 
 
-def test_loads_that_costs_were_not_fitted_on_are_predicted() -> None:
-    trace = ArrivalTrace.of(np.arange(8.0), np.full(8, 16), np.full(8, 4))
-    suite = calibrated(answers_of(trace), [reported(UNIT_S)] * 2, BATCHERS)
+def test_seconds_of_steps_are_read_from_the_metrics_of_a_worker() -> None:
+    page = (
+        'moesaic_step_seconds_bucket{le="0.1"} 3.0\nmoesaic_step_seconds_sum 1.5\n'
+        'moesaic_layer_exchange_seconds_sum{way="direct"} 0.5\n'
+    )
 
-    assert suite.delays.entry_s == pytest.approx(DELAYS.entry_s, abs=0.001)
-    for load in PREDICTED.values():
-        real = served(load, seed=9)
-        records = suite.serve(trace_of(real))
-        errors = relative_errors(latencies(records.ttft_s, records.tpot_s), measured(real))
-        assert max(map(abs, errors.values())) < 0.02
-
-
-def test_slower_steps_take_so_much_longer() -> None:
-    suite = CalibratedSuite(MODEL, DELAYS, BATCHERS).slower(1.5)
-
-    assert suite.model.parts["step"].unit_s == pytest.approx([1.5 * each for each in UNIT_S])
-    assert (suite.delays, suite.batchers) == (DELAYS, BATCHERS)
-
-
-def test_the_true_costs_predict_without_error() -> None:
-    real = served(PREDICTED["high"], seed=9)
-
-    records = CalibratedSuite(MODEL, DELAYS, BATCHERS).serve(trace_of(real))
-
-    found = latencies(records.ttft_s, records.tpot_s)
-    assert found == pytest.approx(measured(real))
+    assert dict(SECONDS.findall(page)) == {
+        "moesaic_step_seconds": "1.5",
+        "moesaic_layer_exchange_seconds": "0.5",
+    }

@@ -1,4 +1,4 @@
-"""Arrivals of requests, recorded or drawn: cut to a window, scaled to a rate, drawn after a curve of rates."""
+"""Arrivals of requests, recorded or drawn: scaled to a rate, drawn after a curve of rates."""
 
 from dataclasses import dataclass, replace
 from typing import Self
@@ -64,19 +64,6 @@ class ArrivalTrace:
     def requests_per_s(self) -> float:
         """Mean rate."""
         return len(self) / self.span_s if self.span_s > 0 else 0.0
-
-    def window(self, start_s: float, end_s: float) -> Self:
-        """Cut out the requests from ``start_s`` to before ``end_s``; times count from the start."""
-        first, last = np.searchsorted(self.at_s, (start_s, end_s))
-        part = slice(int(first), int(last))
-        return replace(
-            self,
-            at_s=self.at_s[part] - start_s,
-            prompt_tokens=self.prompt_tokens[part],
-            answer_tokens=self.answer_tokens[part],
-            cached_tokens=self.cached_tokens[part],
-            span_s=end_s - start_s,
-        )
 
     def faster(self, factor: float) -> Self:
         """Have the same requests come ``factor`` times as dense."""
