@@ -115,6 +115,25 @@ def test_an_answer_that_has_begun_is_as_long_as_one_that_ended(
     assert [arrival.answer_tokens for arrival in late] == [20, 1]
 
 
+def test_an_answer_that_its_limit_cut_says_nothing_against_longer_ones(
+    ledger: StepLedger,
+) -> None:
+    for number in range(LATE_LENGTHS):
+        tokens = 10 + number % 31  # from 10 to 40
+        request = generation(f"{number}", max_tokens=tokens)
+        ledger.came(request)
+        ledger.told([FinishEvent(request.key, "length", 8, tokens, ())])
+    ledger.take()
+    for number in range(64):
+        ledger.came(generation(f"late {number}", max_tokens=30))
+        ledger.came(generation(f"long {number}", max_tokens=500))
+
+    arrivals = ledger.take().arrivals
+
+    assert {each.answer_tokens for each in arrivals[::2]} == {30}
+    assert {each.answer_tokens for each in arrivals[1::2]} == {40}
+
+
 def test_prompts_are_taken_to_be_cached_as_those_before_were(ledger: StepLedger) -> None:
     for number in range(200):
         key = RequestKey(f"{number}")

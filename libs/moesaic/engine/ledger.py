@@ -46,6 +46,13 @@ class _Open:
     tokens: int = 0
 
 
+class _Length(NamedTuple):
+    """Tokens of an answer that ended."""
+
+    tokens: int
+    was_cut: bool  # by its request's limit
+
+
 class StepWork(NamedTuple):
     """The work of one step, in the terms of ``step`` after the first."""
 
@@ -114,7 +121,7 @@ class StepLedger:
 
     def __post_init__(self) -> None:
         self._open: dict[RequestKey, _Open] = {}
-        self._lengths: deque[int] = deque(maxlen=LATE_LENGTHS)
+        self._lengths: deque[_Length] = deque(maxlen=LATE_LENGTHS)
         self._num_drawn, self._cached_share, self._stride = 0, 0.0, 1
         self._num_steps = self._last_steps = self._next_measured = 0
         self.starts_anew()
@@ -214,14 +221,24 @@ class StepLedger:
         self._arrived = self._ended = 0
 
     def _expected_tokens(self, request: Request) -> int:
-        """Take the answer to be as long as one that ended lately, each in turn."""
+        """Take the answer to be as long as one that ended lately, each in turn.
+
+        One that its limit has cut would have been as long as a longer one, if this request's limit allows (the
+        estimate of Kaplan and Meier).
+        """
         if not isinstance(request.task, GenerationTask):
             return 1
         self._num_drawn += 1
-        lengths, most = self._lengths, request.task.max_tokens
+        lengths, most = list(self._lengths), request.task.max_tokens
         if not lengths:
             return most if most <= FEW_TOKENS else 0
-        return max(1, min(lengths[self._num_drawn % len(lengths)], most))
+        tokens, was_cut = lengths[self._num_drawn % len(lengths)]
+        while was_cut and tokens < most:
+            lengths = [each for each in lengths if each.tokens > tokens]
+            if not lengths:
+                break
+            tokens, was_cut = lengths[self._num_drawn % len(lengths)]
+        return max(1, min(tokens, most))
 
     def _end(self, ended: _Open | None, event: FinishEvent) -> None:
         if ended is None:
@@ -229,7 +246,7 @@ class StepLedger:
         share = event.cached_tokens / event.prompt_tokens if event.prompt_tokens else 0.0
         self._cached_share += CACHED_PART * (share - self._cached_share)
         if event.completion_tokens:
-            self._lengths.append(event.completion_tokens)
+            self._lengths.append(_Length(event.completion_tokens, event.reason == "length"))
         first_s = self.clock() if ended.first_s is None else ended.first_s
         later = max(0, ended.tokens - 1)
         tpot_s = (ended.last_s - first_s) / later if later else 0.0
