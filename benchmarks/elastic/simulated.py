@@ -218,8 +218,8 @@ def _notes(quick: bool) -> list[str]:
         "about 450 requests in flight, and the paper's largest batch is 512",
         "every fleet has the least headroom of a list with which it attains the targets over the same two days; "
         "decisions see the window before them alone. No ratio stands where a fleet does not attain them with any",
-        "attainment: the rate of each minute is replayed by moesaic.scaling.replay, a sample of Poisson arrivals for each "
-        "shape and rate; nothing that waits is carried into the next minute",
+        "attainment: the rate of each minute is replayed by moesaic.scaling.replay, a sample of Poisson arrivals for "
+        "each shape and rate; nothing that waits is carried into the next minute",
         "decisions take the cheapest shape in a steady state; scaler_agreement sets moesaic.scaling beside it on "
         "windows of the same days",
         "measured pace: attention, experts and head as 'moesaic bench costs' measured them on an H100; links published",

@@ -58,7 +58,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="worker.v1"):
     max_num_batched_tokens: SmallCount = 0  # attention workers: rows in one step
     kv_tokens: Count = 0  # attention workers: tokens that its KV blocks hold
     top_k: _FewExperts = 0  # attention workers: experts of a row
-    step_target_s: Annotated[float, msgspec.Meta(ge=0, le=600)] = 0  # attention workers: see its settings
+    step_target_s: Annotated[float, msgspec.Meta(ge=0, le=600)] = 0  # attention workers
     row_bytes: Count = 0  # attention workers: of the hidden state of one row
     share: _Share = ""  # attention workers: the experts that others may pull from it, like 0/2
     standing_by: bool = False  # it is on standby, or drains in order to be
