@@ -49,6 +49,35 @@ def times_of(model: PerformanceModel, **more: object) -> ServingTimes:
     )
 
 
+def test_whole_steps_that_were_measured_correct_the_sum_of_parts() -> None:
+    measured, other = FleetShape(1, 2), FleetShape(3, 4)
+    sums = times_of(APART)
+    off = 1.25
+    step = cost_of("step", off * sums.step(ROWS, measured).seconds, 0.0, 0.0, 0.0, 0.0)
+    both = PerformanceModel(parts=APART.parts | {"step": step})
+
+    found = times_of(both, measured=measured)
+
+    for shape in (measured, other):
+        there, here = sums.step(ROWS, shape), found.step(ROWS, shape)
+        assert here.seconds == pytest.approx(off * there.seconds)
+        assert (here.attention_s, here.experts_s) == (there.attention_s, there.experts_s)
+    none = times_of(both, measured=FleetShape(1, 0)).step(ROWS, other)
+    assert none == sums.step(ROWS, other)
+
+
+def test_whole_steps_correct_a_sum_of_parts_by_a_factor_of_two_at_most() -> None:
+    shape = FleetShape(1, 2)
+    sums = times_of(APART).step(ROWS, shape)
+    step = cost_of("step", 10 * sums.seconds, 0.0, 0.0, 0.0, 0.0)
+
+    found = times_of(PerformanceModel(parts=APART.parts | {"step": step}), measured=shape).step(
+        ROWS, shape
+    )
+
+    assert found.seconds == pytest.approx(2 * sums.seconds)
+
+
 def test_a_lone_attention_worker_waits_for_nobody_else() -> None:
     found = times_of(APART).step(ROWS, FleetShape(1, 2))
 

@@ -4,7 +4,8 @@ Attention workers send their batches on their own, so an expert worker serves al
 That is a closed network: ``m`` batches go round between their own attention worker and the experts. Mean value
 analysis gives the exact mean for exponential times; as real ones vary less, this is somewhat too cautious. All
 expert workers serve a batch at the same time, so the one with most to do stands for all. Where batches are brought
-together in rounds, there is one batch in each layer, which all workers wait for.
+together in rounds, there is one batch in each layer, which all workers wait for. Where whole steps of some shape were
+measured too, they correct the sums.
 """
 
 import math
@@ -22,6 +23,7 @@ Activated = Callable[[int, float], float]
 
 OWN_PARTS: tuple[Part, Part, Part] = "attention", "head", "step"  # of one attention worker
 _REMEMBERED = 1 << 16  # times of layers
+_MOST_OFF = 2.0  # times, that a sum of parts is corrected by
 
 
 class ServingTimes:
@@ -38,6 +40,7 @@ class ServingTimes:
         activated: Activated,
         imbalance: float = 1.0,
         in_rounds: bool = False,
+        measured: FleetShape | None = None,
     ) -> None:
         """Take costs, and the sizes of what is served.
 
@@ -51,6 +54,8 @@ class ServingTimes:
             activated: see ``Activated``.
             imbalance: rows of the worker that has most, by the mean.
             in_rounds: batches of all attention workers are brought together, and served as one.
+            measured: shape of the fleet whose whole steps were measured: of it the part ``step`` counts, and steps
+                of other shapes are off from the sum of their parts by as much.
 
         Raises:
             InvalidInput: the model lacks parts, or a number makes no sense.
@@ -73,6 +78,8 @@ class ServingTimes:
         self._attention, self._head, self._step = (
             _Cost(parts.get(part), len(PART_TERMS[part])) for part in OWN_PARTS
         )
+        known = "step" in parts and measured is not None and measured.attention and measured.experts
+        self._measured = measured if known else None
         # Rows of steps repeat themselves, keys do not.
         self._layer = lru_cache(_REMEMBERED)(self._layer_of)
 
@@ -87,10 +94,23 @@ class ServingTimes:
         if shape.experts < 1 or not self._is_apart:
             if "step" not in self._parts:
                 raise InvalidInput("shape", f"{shape} needs the part step, which was not measured")
-            work = rows.prompt_rows, rows.answer_rows, rows.keys, rows.prompt_keys
-            amounts = 1.0, self._choice.experts(rows.rows), *work
-            seconds, error_s = self._step.seconds(*amounts), self._step.error_s(*amounts)
-            return StepTime(seconds, seconds, 0.0, error_s)
+            return self._whole_step(rows)
+        found = self._sum_of_parts(rows, shape)
+        if self._measured is None or not found.seconds:
+            return found
+        there = found if shape == self._measured else self._sum_of_parts(rows, self._measured)
+        off = self._whole_step(rows).seconds / there.seconds
+        off = min(_MOST_OFF, max(1 / _MOST_OFF, off))
+        seconds = max(found.attention_s, off * found.seconds)
+        return StepTime(seconds, found.attention_s, found.experts_s, off * found.error_s)
+
+    def _whole_step(self, rows: StepRows) -> StepTime:
+        work = rows.prompt_rows, rows.answer_rows, rows.keys, rows.prompt_keys
+        amounts = 1.0, self._choice.experts(rows.rows), *work
+        seconds, error_s = self._step.seconds(*amounts), self._step.error_s(*amounts)
+        return StepTime(seconds, seconds, 0.0, error_s)
+
+    def _sum_of_parts(self, rows: StepRows, shape: FleetShape) -> StepTime:
         num_rows, layers = rows.prompt_rows + rows.answer_rows, self._layers
         logits = 1.0, rows.answer_rows + (1.0 if rows.prompt_rows else 0.0)
         own = 1.0, num_rows, rows.keys, rows.prompt_keys

@@ -27,7 +27,7 @@ from moesaic.scaling.demand import (
 )
 from moesaic.scaling.serving_times import Activated, ServingTimes
 from moesaic.services.scheduler.planning.traffic import TrafficFeed
-from moesaic.services.scheduler.scaling.facts import active_attention
+from moesaic.services.scheduler.scaling.facts import active_attention, active_shape
 from moesaic.services.scheduler.scaling.feed import LoadFeed
 
 USUAL_ANSWER_TOKENS = 64.0  # while no answer has ended
@@ -99,6 +99,7 @@ class FleetPredictor:
                 activated=activated_of(
                     chosen, unevenness(chosen, rows, served, len(current.workers))
                 ),
+                measured=active_shape(self._fleet),
             )
         except InvalidInput:  # parts that it needs were not measured yet
             return None
