@@ -100,25 +100,10 @@ def test_more_attention_workers_wait_for_each_other_at_the_experts() -> None:
     assert seconds[-1] == pytest.approx(64 * experts_s, rel=0.02)
 
 
-def test_in_rounds_experts_serve_all_rows_at_once() -> None:
-    found = times_of(APART, in_rounds=True).step(ROWS, FleetShape(4, 2))
-
-    experts_s = LAYERS * (0.5 + 3 * 0.25 + 40 * TOP_K / 2 * 0.0625)
-    alone = times_of(APART).step(ROWS, FleetShape(1, 2))
-    assert found.seconds == pytest.approx(alone.seconds - alone.experts_s + experts_s)
-    assert found.experts_s == pytest.approx(experts_s / 4)  # of each batch
-
-
 def test_an_activated_expert_has_a_row_at_least() -> None:
     few = times_of(APART).step(StepRows(0, 1, 0), FleetShape(1, 2))
 
     assert few.experts_s == pytest.approx(LAYERS * (0.5 + 3 * 0.25 + 3 * 0.0625))
-
-
-def test_rows_that_are_spread_unevenly_take_longer() -> None:
-    even, uneven = (times_of(APART, imbalance=by).step(ROWS, FleetShape(1, 2)) for by in (1.0, 1.5))
-
-    assert uneven.experts_s - even.experts_s == pytest.approx(LAYERS * 5 * 0.0625)
 
 
 @pytest.mark.parametrize("shape", [FleetShape(1, 0), FleetShape(3, 0), FleetShape(2, 4)])
@@ -186,7 +171,6 @@ def test_time_at_a_station_is_that_of_the_markov_chain(
         ({"num_moe_layers": 0}, "num_moe_layers"),
         ({"num_experts": 0}, "num_experts"),
         ({"top_k": 0}, "top_k"),
-        ({"imbalance": 0.5}, "imbalance"),
     ],
 )
 def test_costs_and_sizes_that_make_no_sense_are_refused(

@@ -3,9 +3,8 @@
 Attention workers send their batches on their own, so an expert worker serves all of them, one after the other.
 That is a closed network: ``m`` batches go round between their own attention worker and the experts. Mean value
 analysis gives the exact mean for exponential times; as real ones vary less, this is somewhat too cautious. All
-expert workers serve a batch at the same time, so the one with most to do stands for all. Where batches are brought
-together in rounds, there is one batch in each layer, which all workers wait for. Where whole steps of some shape were
-measured too, they correct the sums.
+expert workers serve a batch at the same time, so the one with most to do stands for all. Where whole steps of some
+shape were measured too, they correct the sums.
 """
 
 import math
@@ -38,8 +37,6 @@ class ServingTimes:
         top_k: int,
         row_bytes: float,
         activated: Activated,
-        imbalance: float = 1.0,
-        in_rounds: bool = False,
         measured: FleetShape | None = None,
     ) -> None:
         """Take costs, and the sizes of what is served.
@@ -52,8 +49,6 @@ class ServingTimes:
             top_k: experts of a row.
             row_bytes: of the hidden state of one row; it goes to each expert worker, and a sum comes back.
             activated: see ``Activated``.
-            imbalance: rows of the worker that has most, by the mean.
-            in_rounds: batches of all attention workers are brought together, and served as one.
             measured: shape of the fleet whose whole steps were measured: of it the part ``step`` counts, and steps
                 of other shapes are off from the sum of their parts by as much.
 
@@ -67,12 +62,10 @@ class ServingTimes:
         for field, value in sizes.items():
             if value < 1:
                 raise InvalidInput(field, f"must be at least 1, got {value}")
-        if not imbalance >= 1:
-            raise InvalidInput("imbalance", f"must be at least 1, got {imbalance:g}")
         self._parts = parts
         self._layers, self._top_k, self._row_bytes = num_moe_layers, top_k, row_bytes
         self._choice = RandomChoice(num_experts, min(top_k, num_experts))
-        self._activated, self._imbalance, self._in_rounds = activated, imbalance, in_rounds
+        self._activated = activated
         self._link = parts.get("link.inter", parts.get("link.intra"))
         self._is_apart = {"attention", "experts"} <= parts.keys()
         self._attention, self._head, self._step = (
@@ -115,19 +108,16 @@ class ServingTimes:
         logits = 1.0, rows.answer_rows + (1.0 if rows.prompt_rows else 0.0)
         own = 1.0, num_rows, rows.keys, rows.prompt_keys
         attention_s = self._attention.seconds(*own) + self._head.seconds(*logits)
-        exchange, experts = self._layer(shape.attention, shape.experts, num_rows)
-        served_s = waited_s = experts.seconds
-        if not self._in_rounds:
-            elsewhere_s = attention_s / layers + exchange.seconds
-            waited_s = time_at_station(shape.attention, served_s, elsewhere_s)
+        exchange, experts = self._layer(shape.experts, num_rows)
+        served_s, elsewhere_s = experts.seconds, attention_s / layers + exchange.seconds
+        waited_s = time_at_station(shape.attention, served_s, elsewhere_s)
         slower = (
             waited_s / served_s if served_s > 0 else 1.0
         )  # others wait for what is mistaken too
         return StepTime(
             seconds=attention_s + layers * (exchange.seconds + waited_s),
             attention_s=attention_s,
-            # Of a round, each of its batches has its part.
-            experts_s=layers * served_s / (shape.attention if self._in_rounds else 1),
+            experts_s=layers * served_s,
             error_s=math.hypot(
                 self._attention.error_s(*own),
                 self._head.error_s(*logits),
@@ -136,13 +126,10 @@ class ServingTimes:
             ),
         )
 
-    def _layer_of(
-        self, num_attention: int, num_experts: int, rows: float
-    ) -> tuple[Estimate, Estimate]:
+    def _layer_of(self, num_experts: int, rows: float) -> tuple[Estimate, Estimate]:
         """Predict the exchange of one layer with so many workers, and the experts of the busiest one."""
-        served = rows * num_attention if self._in_rounds else rows
-        activated = self._activated(num_experts, served)
-        choices = max(activated, served * self._top_k / num_experts * self._imbalance)
+        activated = self._activated(num_experts, rows)
+        choices = max(activated, rows * self._top_k / num_experts)
         experts = self._parts["experts"].at((1.0, activated, choices))
         if self._link is None:
             return Estimate(0.0, 0.0, 0.0), experts
