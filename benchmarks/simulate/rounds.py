@@ -39,6 +39,7 @@ class ServedLoad:
         demand: of the counted part, as workers reported it.
         answers: to the requests of that part, as the client saw them.
         attention_busy: part of the time in which the attention worker computed.
+        ended_s: end of the counted part, in seconds from the start of the load.
     """
 
     times: StepTimes
@@ -47,6 +48,7 @@ class ServedLoad:
     demand: RecentDemand
     answers: list[TimedAnswer]
     attention_busy: float
+    ended_s: float
 
 
 def lengths() -> ArrivalTrace:
@@ -109,7 +111,8 @@ async def _serve(
     later_times = await _known(predictor)
     answers = [each for each in await serving if each.due_s >= LEAD_S]
     busy = (after_s - before_s) / span_s
-    return ServedLoad(times, later_times, predictor.limits(), demand, answers, busy)
+    limits, ended_s = predictor.limits(), LEAD_S + span_s
+    return ServedLoad(times, later_times, limits, demand, answers, busy, ended_s)
 
 
 async def _known(predictor: FleetPredictor) -> StepTimes:

@@ -20,7 +20,7 @@ def load_of(answers: list[TimedAnswer]) -> ServedLoad:
         np.array([each.answer_tokens for each in answers]),
         16.0,
     )
-    return ServedLoad(TIMES, TIMES, ServingLimits(), demand, answers, 0.25)
+    return ServedLoad(TIMES, TIMES, ServingLimits(), demand, answers, 0.25, ended_s=16.0)
 
 
 def alone(at_s: float) -> TimedAnswer:
@@ -30,7 +30,7 @@ def alone(at_s: float) -> TimedAnswer:
 
 def test_a_suite_whose_steps_are_known_is_predicted_without_error() -> None:
     load = load_of([alone(at_s) for at_s in range(1, 16)])
-    objectives = objectives_of(load.answers)
+    objectives = objectives_of(load)
 
     real = measured(load, objectives)
     found = errors(predicted(load, TIMES, FleetShape(1, 0), objectives), real)
@@ -44,12 +44,22 @@ def test_a_suite_whose_steps_are_known_is_predicted_without_error() -> None:
 
 
 def test_requests_that_took_twice_the_calm_ones_are_late() -> None:
-    objectives = objectives_of([alone(1.0)])
+    objectives = objectives_of(load_of([alone(1.0)]))
     slow = TimedAnswer(10, 4, 1.0, 1.0, [1.0 + (i + 1) / 8 for i in range(4)])
 
     found = measured(load_of([alone(1.0), slow]), objectives)
 
     assert (found["attainment"], found["attention_busy"]) == (0.5, 0.25)
+
+
+def test_a_measurement_ends_with_its_window_as_a_forecast_does() -> None:
+    late = TimedAnswer(10, 4, 10.0, 10.0, [20.0, 21.0, 22.0, 23.0])
+    cut = TimedAnswer(10, 4, 10.0, 10.0, [14.0, 15.0, 19.0, 23.0])
+    objectives = objectives_of(load_of([alone(1.0)]))
+
+    found = measured(load_of([late, cut]), objectives)
+
+    assert (found["ttft_p90_ms"], found["tpot_p90_ms"]) == (6000.0, 1000.0)
 
 
 def test_seconds_of_steps_are_read_from_the_metrics_of_a_worker() -> None:
