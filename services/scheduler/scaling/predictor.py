@@ -116,7 +116,7 @@ class FleetPredictor:
             num_experts=num_experts,
             top_k=top_k,
             row_bytes=0,
-            activated=activated_of(np.full((1, num_experts), top_k / num_experts)),
+            activated=activated_of(np.full((1, num_experts), top_k / num_experts), uneven=1.0),
         )
 
     def limits(self) -> ServingLimits:
