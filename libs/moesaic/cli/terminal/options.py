@@ -84,7 +84,7 @@ def sets(policy: type, **joint: tuple[str, ...]) -> Callable[[Command], Command]
     """Give a command the fields of a policy as options; those that are given come as ``values``, by field.
 
     Args:
-        policy: a struct that says under ``Attributes`` what each field means; ``source`` is the scheduler's.
+        policy: a struct that says under ``Attributes`` what each field means; ``version`` is the scheduler's.
         joint: further options, each for several fields at once; that of a field alone comes before it.
     """
     meanings = dict(
@@ -92,7 +92,7 @@ def sets(policy: type, **joint: tuple[str, ...]) -> Callable[[Command], Command]
     )
     made = {}
     for name, each in inspect.signature(policy).parameters.items():
-        if name != "source":
+        if name != "version":
             text = " ".join(meanings[name].replace("``", "").split())
             flag = "--" + name.removesuffix("_s").replace("_", "-")
             words = get_args(each.annotation)  # of a choice, which the scheduler checks
