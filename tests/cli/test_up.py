@@ -206,6 +206,9 @@ def test_flags_and_threads_reach_the_services(start: Start, suite: Wait, house: 
     [
         (["--model", "nowhere"], {}, 2, "--model nowhere: no such directory"),
         (["--model", "services"], {}, 2, "--model services: "),
+        (["--no-enable-prefix-caching", "--model", "nowhere"], {}, 2, "--model nowhere: no such"),
+        (["--api-key", "-a-key", "--model", "nowhere"], {}, 2, "--model nowhere: no such"),
+        (["--no-offload"], {}, 2, "--no-offload: there is no such flag"),
         (["--slots-per-layer", "3"], {}, 2, "give --slots-per-layer 4 or more --experts"),
         (["--topology", "local", "--experts", "2"], {}, 2, "--experts: the local topology"),
         (["--topology", "mesh"], {}, 2, "mesh"),

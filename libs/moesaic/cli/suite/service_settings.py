@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -51,7 +52,7 @@ class SettingsCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the command line; a flag that does not exist is refused with the nearest one."""
         if not ctx.resilient_parsing and "--help" not in args:
-            _check_names(args, {name for param in self.get_params(ctx) for name in param.opts})
+            _check_names(args, self.get_params(ctx))
         rest = super().parse_args(ctx, args)
         of_settings = set(ctx.params) - {param.name for param in self.params}
         found = {name: ctx.params.pop(name) for name in of_settings}
@@ -175,18 +176,20 @@ def check_settings(services: Iterable[Service]) -> dict[str, "ServiceSettings"]:
     return settings
 
 
-def _check_names(arguments: Sequence[str], known: Collection[str]) -> None:
+def _check_names(arguments: Sequence[str], options: Sequence[Any]) -> None:
     """Refuse flags that are no options, and settings that cannot be given to the suite."""
     from moesaic.usage.nearest import proposal
     from moesaic.usage.variables import ENV_PREFIX
 
+    takers = {name for each in options if not each.is_flag for name in each.opts}
+    known = {name for each in options for name in (*each.opts, *each.secondary_opts)}
     others = {name: flag for flag, _ in _settings().values() for name in flag.names}
-    for argument in arguments:
+    for before, argument in pairwise(("", *arguments)):
         name = argument.partition("=")[0]
-        if name in known or not name.startswith("-"):
+        if name in known or before in takers or not name.startswith("-"):
             continue
         flag = others.get(name)
-        if flag is None:
+        if flag is None or not (flag.secret or flag.field in ITS_OWN):
             where = "'moesaic up --help' and 'moesaic serve ROLE --help' list them"
             raise CommandError(
                 f"{name}: there is no such flag{proposal(name, known)} ({where})", Exit.USAGE
