@@ -1,7 +1,7 @@
 """A worker's rows go with those of others from the beginning of a step, or not at all in that step."""
 
 from moesaic.dispatch.two_phase.messages import JoinReply
-from moesaic.dispatch.two_phase.steps import RecentJoins, Steps
+from moesaic.dispatch.two_phase.steps import RecentRows, Steps
 from moesaic.dispatch.two_phase.way import MANY_ROWS
 
 
@@ -78,8 +78,8 @@ def test_who_begins_no_steps_is_idle() -> None:
     assert steps.is_idle(20.0)
 
 
-def test_rows_that_neighbours_offered_lately_count_lane_by_lane() -> None:
-    recent = RecentJoins()
+def test_rows_of_steps_that_began_lately_count_lane_by_lane() -> None:
+    recent = RecentRows()
     for worker_id, lane, rows, now_s in [("b", 0, 3, 10.0), ("b", 1, 5, 13.0), ("c", 0, 7, 13.0)]:
         recent.note(worker_id, lane, rows, now_s)
 

@@ -18,6 +18,7 @@ from moesaic.errors import InvalidInput, MoesaicError
 from moesaic.transport.frame import Frame, FrameKind
 from tests.dispatch import dispatcher_contract as contract
 from tests.dispatch.conftest import TIMEOUT_S, value_of
+from tests.dispatch.two_phase.conftest import offer_again
 
 NODES = ["a", "a"], ["x", "x", "y"]
 SHAPES = [
@@ -233,6 +234,38 @@ async def test_auto_brings_together_rows_that_are_many_only_together(
         assert value_of(metrics.ROUNDS, "direct") == before
         # A lead that waits for rows of its own, sent directly, reaches the same workers.
         assert value_of(metrics.FALLBACKS, "not_ready") == failed
+
+
+async def test_rows_of_the_lead_count_in_a_round_that_it_has_missed(
+    open_lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moesaic.dispatch.two_phase.dispatcher._FEW_S", 0.0)
+    monkeypatch.setattr("moesaic.dispatch.two_phase.steps._LATELY_S", 3600.0)
+    async with open_lab("inprocess", ["a", "a"], ["x", "x"], "auto") as lab:
+        await lab.step(0, MANY_ROWS - 1)
+        before = value_of(metrics.ROUNDS, "relay")
+
+        await lab.step(1, 1)
+
+        assert value_of(metrics.ROUNDS, "relay") == before + len(lab.config.moe_layers)
+
+
+async def test_the_last_layer_of_a_prompt_makes_no_rows_of_a_neighbour_few(
+    open_lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moesaic.dispatch.two_phase.steps._LATELY_S", 3600.0)
+    async with open_lab("inprocess", ["a", "a"], ["x", "x"], "auto") as lab:
+        neighbour = lab.attention[1]
+        step = neighbour.dispatcher.begin_step()
+        for layer, rows in [(0, MANY_ROWS), (1, MANY_ROWS), (2, 1)]:
+            offer_again(neighbour)
+            await neighbour.dispatcher.dispatch(step, layer, lab.rows(rows, 1, layer))
+        neighbour.dispatcher.end_step(step)
+        before = value_of(metrics.ROUNDS, "direct")
+
+        await lab.step(0, 1)
+
+        assert value_of(metrics.ROUNDS, "direct") == before
 
 
 async def test_a_worker_with_many_rows_is_relayed_though_its_lead_has_few(open_lab: Any) -> None:

@@ -22,7 +22,7 @@ from moesaic.dispatch.two_phase.nodes import Nodes
 from moesaic.dispatch.two_phase.pings import LinkPings
 from moesaic.dispatch.two_phase.rounds import Contribution, Rounds
 from moesaic.dispatch.two_phase.sending import Sender
-from moesaic.dispatch.two_phase.steps import RecentJoins, Steps
+from moesaic.dispatch.two_phase.steps import RecentRows, Steps
 from moesaic.dispatch.two_phase.way import MANY_ROWS, Mode, Way, way_of
 from moesaic.errors import MoesaicError
 from moesaic.messages.wire import WireDtype
@@ -80,7 +80,7 @@ class TwoPhaseDispatcher:
         self.pings = LinkPings(lambda route: Nodes.of(route, route.live, node))
         self._route: Route | None = None
         self._nodes: dict[int, Nodes] = {}  # by layer, of ``_route``
-        self.steps, self._recent = Steps(), RecentJoins()
+        self.steps, self._recent = Steps(), RecentRows()
         self.waits, self.trips = self._rounds.waits, self._joining.trips
 
     @property
@@ -151,10 +151,11 @@ class TwoPhaseDispatcher:
         """
         order, contribution = joining_rows(request, self._route_of)
         now_s = asyncio.get_running_loop().time()
-        rows = len(contribution.hidden)
-        self._recent.note(order.worker_id, order.lane, rows, now_s)
         # Later layers go the way of the first: of prompts, only the last rows are in the last one.
-        rows = rows if request.layer == min(contribution.route.targets) else MANY_ROWS
+        rows = MANY_ROWS
+        if request.layer == min(contribution.route.targets):
+            rows = len(contribution.hidden)
+            self._recent.note(order.worker_id, order.lane, rows, now_s)
         left_s = _FEW_S if self._mode == "direct" else self.steps.directly_for_s(rows, now_s)
         if left_s:  # nothing is brought together; it need not wait to learn that
             return join_reply(request, JoinReply("direct", left_s))
@@ -211,17 +212,18 @@ class TwoPhaseDispatcher:
     def _begin(self, route: Route, layer: int, lane: int, rows: int, now_s: float) -> None:
         """Begin a step. The lead counts its node's rows: if they are few, nobody is waited for."""
         leads = self._joining.lead() is None
+        self._recent.note(self._worker_id, lane, rows, now_s)
         if leads:
             self.pings.see(route, now_s)
-            if now_s >= self.steps.few_until_s and self._are_few(route, layer, lane, rows):
+            if now_s >= self.steps.few_until_s and self._are_few(route, layer, lane):
                 self.steps.few_until_s = now_s + _FEW_S
         self.steps.begin(lane, rows, now_s)
         if leads and not self.steps.may_meet(lane, now_s):
             self._rounds.pass_by(self._worker_id)
 
-    def _are_few(self, route: Route, layer: int, lane: int, own_rows: int) -> bool:
-        """Count own rows with those that neighbours have offered lately, in this round or not."""
-        rows = own_rows + self._recent.rows(lane, asyncio.get_running_loop().time())
+    def _are_few(self, route: Route, layer: int, lane: int) -> bool:
+        """Count the rows with which steps of this node have begun lately, in this round or not."""
+        rows = self._recent.rows(lane, asyncio.get_running_loop().time())
         return self._way(self._nodes_of(route, layer), rows) == "direct"
 
     async def _join(
@@ -256,9 +258,7 @@ class TwoPhaseDispatcher:
         """Send a round; ``None`` if its rows should rather go directly."""
         route = members[0].route
         hidden = torch.cat([m.hidden for m in members]) if len(members) > 1 else members[0].hidden
-        own_rows = sum(len(m.hidden) for m in members if m.worker_id == self._worker_id)
-        first = layer == min(route.targets)
-        if first and self._are_few(route, layer, members[0].lane, own_rows):
+        if layer == min(route.targets) and self._are_few(route, layer, members[0].lane):
             self.steps.few_until_s = asyncio.get_running_loop().time() + _FEW_S
             return None
         nodes = self._nodes_of(route, layer)

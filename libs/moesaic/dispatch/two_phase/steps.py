@@ -68,17 +68,17 @@ class Steps:
             self.few_until_s = now_s + advice.for_s
 
 
-class RecentJoins:
-    """Neighbours that have offered rows lately: this worker's own would go with theirs."""
+class RecentRows:
+    """Rows with which workers of this node have begun steps lately, as far as this one knows."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, int], tuple[int, float]] = {}  # by worker and lane: rows, when
 
     def note(self, worker_id: str, lane: int, rows: int, now_s: float) -> None:
-        """Note that a neighbour has offered so many rows."""
+        """Note that a worker has begun a step with so many rows."""
         self._seen[worker_id, lane] = rows, now_s
 
     def rows(self, lane: int, now_s: float) -> int:
-        """Count the rows that neighbours would bring."""
+        """Count the rows of all these workers."""
         self._seen = {k: v for k, v in self._seen.items() if v[1] > now_s - _LATELY_S}
         return sum(rows for (_, at), (rows, _) in self._seen.items() if at == lane)
