@@ -6,6 +6,8 @@ import pytest
 
 from moesaic.dispatch.two_phase import pings
 from moesaic.dispatch.two_phase.pings import BURST, MEASUREMENTS, LinkTimes, best, slowest
+from moesaic.dispatch.two_phase.way import MANY_ROWS
+from tests.dispatch.two_phase.conftest import offer_again
 
 
 def test_the_best_of_several_measurements_counts_and_the_slowest_of_several_links() -> None:
@@ -37,6 +39,17 @@ async def test_steps_teach_the_performance_model_what_a_link_costs(
         assert not second.book.sums()  # its lead measures for the node
         route = lab.attention[0].dispatcher.route_of(1)
         assert links[:2] == [route.links[0], route.links[2]]  # one to each node
+
+
+async def test_a_lead_without_rows_measures_for_its_neighbours(
+    open_lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pings, "_PAUSE_S", 0.01)
+    async with open_lab("inprocess", ["a", "a"], ["x", "x"], "auto") as lab:
+        lead = lab.attention[0].two_phase
+        while not lead.book.sums():
+            offer_again(lab.attention[1])
+            await lab.step(1, MANY_ROWS)
 
 
 async def test_links_are_measured_again_after_a_failure_of_any_kind(

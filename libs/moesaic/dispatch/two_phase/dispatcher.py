@@ -151,6 +151,7 @@ class TwoPhaseDispatcher:
         """
         order, contribution = joining_rows(request, self._route_of)
         now_s = asyncio.get_running_loop().time()
+        self.pings.see(contribution.route, now_s)
         # Later layers go the way of the first: of prompts, only the last rows are in the last one.
         rows = MANY_ROWS
         if request.layer == min(contribution.route.targets):

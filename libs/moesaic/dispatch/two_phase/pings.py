@@ -106,6 +106,7 @@ class LinkPings:
         try:
             links = [route.links[workers[0]] for workers in self._nodes_of(route).others]
             self._found.append([await measure_link(link) for link in links])
+            self._tell(slowest(map(best, zip(*self._found, strict=True))))
         except Exception as error:  # of whatever kind: a later try may do better
             log.warning("links.not_measured", cause=repr(error))
             self._due_s = loop.time() + self._retry_s
@@ -113,7 +114,6 @@ class LinkPings:
             return
         self._retry_s = _RETRY_S[0]
         self._due_s = loop.time() + (_AGAIN_S if len(self._found) == MEASUREMENTS else 0.0)
-        self._tell(slowest(map(best, zip(*self._found, strict=True))))
 
     def _tell(self, times: LinkTimes) -> None:
         alone_s, burst_s, byte_s = times
