@@ -122,6 +122,7 @@ def pack(
         pack_rows(bias.unsqueeze(1), parts["bias"].unsqueeze(1), halves=halves)
     if form.kind in ("int4", "fp8"):
         coded = Int4Weight.of(weight, form.group) if isinstance(weight, Tensor) else weight
+        assert coded.kind == form.kind
         pack_codes(coded, parts, halves=halves)
         return
     numbers = weight if isinstance(weight, Tensor) else dequantised(weight, torch.float32)
@@ -243,8 +244,4 @@ def _by_panel(values: Tensor, halves: int = 1) -> Tensor:
 def whole_panels(size: int, halves: int = 1) -> int:
     """Round a number of outputs up to whole panels, each with as many of every one of the ``halves``."""
     width: int = lib().panel_width()
-    return (
-        -(-size // width) * width
-        if halves == 1
-        else -(-(size // halves) // (width // halves)) * width
-    )
+    return -(-(size // halves) // (width // halves)) * width
