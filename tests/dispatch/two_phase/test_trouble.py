@@ -159,6 +159,7 @@ async def test_rows_that_should_go_directly_are_declined_at_once(open_lab: Any) 
         await lab.meet_up()
         first, second = (worker.two_phase.steps for worker in lab.attention)
         first.direct_until_s = asyncio.get_running_loop().time() + 3600
+        usual_s = lab.attention[1].two_phase.trips.usual_s(4)
         rounds, failed = (
             value_of(metrics.ROUNDS, "relay"),
             value_of(metrics.FALLBACKS, "bad_frame"),
@@ -171,6 +172,7 @@ async def test_rows_that_should_go_directly_are_declined_at_once(open_lab: Any) 
         assert value_of(metrics.ROUNDS, "relay") == rounds
         assert value_of(metrics.FALLBACKS, "bad_frame") == failed
         assert second.few_until_s > asyncio.get_running_loop().time() + 1800
+        assert lab.attention[1].two_phase.trips.usual_s(4) == usual_s  # one with sums takes longer
 
 
 async def test_a_round_that_goes_directly_is_declined_also_when_its_time_is_over(

@@ -46,7 +46,7 @@ class TripTimes:
         return max(_FIRST_S if first else _LEAST_S, stall_s)
 
     def took(self, rows: int, seconds: float) -> None:
-        """Note a trip that was answered."""
+        """Note a trip that brought sums."""
         known = self._usual_s.get(rows.bit_length(), seconds)
         self._usual_s[rows.bit_length()] = _FADES * known + (1 - _FADES) * seconds
 
@@ -163,9 +163,12 @@ class Joining:
     def _answered(self, asking: _Asking, rows: int, seconds: float) -> None:
         self._asking.discard(asking)
         self._overdue.discard(asking)
-        if asking.cancelled() or isinstance(asking.result()[0], MoesaicError):
-            return  # says nothing about trips
-        self.trips.took(rows, seconds)
+        if asking.cancelled():
+            return
+        [outcome] = asking.result()
+        # An error says nothing about trips, nor does advice without sums, which may come at once.
+        if isinstance(outcome, Frame) and outcome.tensors:
+            self.trips.took(rows, seconds)
 
 
 def joining_rows(
