@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from moesaic.dispatch.two_phase import metrics
+from moesaic.dispatch.two_phase.way import MANY_ROWS
 from tests.dispatch.conftest import value_of
 
 MESSAGES = {"reduce": 4 + 2, "relay": 2 + 2}  # of a round: there, and back from each node
@@ -39,6 +40,23 @@ async def test_any_number_of_batches_gives_the_sums_of_local_experts(
     async with open_lab("inprocess", ["a"] * len(parts), ["x", "x", "y"], mode) as lab:
         await check(lab, parts)
         await check(lab, parts, seed=50)
+
+
+async def test_a_batch_of_few_rows_does_not_part_others_of_its_step(
+    open_lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = MANY_ROWS - 1
+    monkeypatch.setattr("moesaic.dispatch.two_phase.dispatcher._FEW_S", 0.0)
+    monkeypatch.setattr("moesaic.dispatch.two_phase.steps._LATELY_S", 3600.0)
+    async with open_lab("inprocess", ["a", "a"], ["x", "x"], "auto") as lab:
+        await lab.parts(1, [few])
+        monkeypatch.setattr("moesaic.dispatch.two_phase.dispatcher._FEW_S", 3600.0)
+        await lab.parts(0, [few, few])  # the second batch has nobody to go with
+        before = value_of(metrics.ROUNDS, "relay")
+
+        await lab.parts(0, [few, few])
+
+        assert value_of(metrics.ROUNDS, "relay") == before + len(lab.config.moe_layers)
 
 
 @pytest.mark.parametrize("mode", ["reduce", "relay"])

@@ -97,6 +97,24 @@ async def test_who_stays_away_is_waited_for_once() -> None:
 
 
 @pytest.mark.usefixtures("patient")
+async def test_a_batch_that_goes_directly_is_not_waited_for_and_another_one_is() -> None:
+    sends = Sends()
+    made = Rounds(sends, 100)
+    for lane in range(2):
+        await_at_first_layers(made.waits, "ab", lane)
+    asking = [asyncio.ensure_future(made.join(0, offer("a", 1.0, lane=lane))) for lane in range(2)]
+    await asyncio.sleep(0)
+
+    made.pass_by("b", lane=0)
+
+    await asking[0]
+    assert sends.rounds == [(0, ["a"])]
+    await made.join(0, offer("b", 1.0, lane=1))
+    await asking[1]
+    assert sends.rounds[1:] == [(0, ["a", "b"])]
+
+
+@pytest.mark.usefixtures("patient")
 async def test_who_is_a_layer_ahead_is_not_waited_for() -> None:
     sends = Sends()
     made = Rounds(sends, 100)

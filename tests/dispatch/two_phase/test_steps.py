@@ -34,7 +34,7 @@ def test_steps_of_few_rows_begin_directly_for_as_long_as_they_are_told() -> None
     assert steps.may_meet(0, 10.4)  # to the end of the step that has begun
     for lane, rows, now_s, meets in [
         (0, 1, 10.4, False),
-        (1, 1, 10.4, False),
+        (1, 1, 10.4, True),  # another batch, with others
         (1, MANY_ROWS, 10.4, True),
         (0, 1, 10.5, True),
     ]:

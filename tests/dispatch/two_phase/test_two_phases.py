@@ -271,7 +271,7 @@ async def test_the_last_layer_of_a_prompt_makes_no_rows_of_a_neighbour_few(
 async def test_a_worker_with_many_rows_is_relayed_though_its_lead_has_few(open_lab: Any) -> None:
     async with open_lab("inprocess", ["a", "a"], ["x", "x"], "auto") as lab:
         await lab.check([4, 4])
-        assert lab.attention[0].two_phase.steps.few_until_s > 0
+        assert lab.attention[0].two_phase.steps.few_until_s[0] > 0
         before = value_of(metrics.ROUNDS, "relay")
 
         await lab.check([4, MANY_ROWS])
@@ -289,7 +289,7 @@ async def test_a_step_goes_the_way_of_its_first_layer_to_its_end(open_lab: Any) 
             await dispatcher.dispatch(step, layer, lab.rows(rows, 0, layer))
 
         assert value_of(metrics.ROUNDS, "relay") == before + 3
-        assert lab.attention[0].two_phase.steps.few_until_s == 0.0
+        assert lab.attention[0].two_phase.steps.few_until_s[0] == 0.0
         dispatcher.end_step(step)
 
 

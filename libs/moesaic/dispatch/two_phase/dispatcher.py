@@ -157,11 +157,12 @@ class TwoPhaseDispatcher:
         if request.layer == min(contribution.route.targets):
             rows = len(contribution.hidden)
             self._recent.note(order.worker_id, order.lane, rows, now_s)
-        left_s = _FEW_S if self._mode == "direct" else self.steps.directly_for_s(rows, now_s)
+        left_s = self.steps.directly_for_s(order.lane, rows, now_s)
+        left_s = _FEW_S if self._mode == "direct" else left_s
         if left_s:  # nothing is brought together; it need not wait to learn that
             return join_reply(request, JoinReply("direct", left_s))
         sums = await self._rounds.join(request.layer, contribution)
-        advice = self._advice(contribution.members)
+        advice = self._advice(contribution)
         if sums is None:  # the round goes directly, whatever else has become of the advice
             advice = JoinReply("direct", advice.for_s if advice.next == "direct" else 0.0)
         return join_reply(request, advice, sums)
@@ -216,11 +217,11 @@ class TwoPhaseDispatcher:
         self._recent.note(self._worker_id, lane, rows, now_s)
         if leads:
             self.pings.see(route, now_s)
-            if now_s >= self.steps.few_until_s and self._are_few(route, layer, lane):
-                self.steps.few_until_s = now_s + _FEW_S
+            if now_s >= self.steps.few_until_s[lane] and self._are_few(route, layer, lane):
+                self.steps.few_until_s[lane] = now_s + _FEW_S
         self.steps.begin(lane, rows, now_s)
         if leads and not self.steps.may_meet(lane, now_s):
-            self._rounds.pass_by(self._worker_id)
+            self._rounds.pass_by(self._worker_id, lane)
 
     def _are_few(self, route: Route, layer: int, lane: int) -> bool:
         """Count the rows with which steps of this node have begun lately, in this round or not."""
@@ -246,21 +247,22 @@ class TwoPhaseDispatcher:
         self.steps.heed(advice, lane, asyncio.get_running_loop().time())
         return sums
 
-    def _advice(self, members: int) -> JoinReply:
-        """Advise a worker whose rows were in a round of so many workers."""
+    def _advice(self, contribution: Contribution) -> JoinReply:
+        """Advise a worker whose rows were in a round."""
         now_s = asyncio.get_running_loop().time()
-        if left_s := self.steps.directly_for_s(0, now_s):
+        if left_s := self.steps.directly_for_s(contribution.lane, 0, now_s):
             return JoinReply("direct", left_s)
-        if members == 1:  # if this worker has steps of its own, the two will meet at the next one
+        if contribution.members == 1:
+            # If this worker has steps of its own, the two will meet at the next one.
             return JoinReply("alone", _ALONE_S if self.steps.is_idle(now_s) else 0.0)
         return JoinReply("offer")
 
     async def _send(self, layer: int, members: Sequence[Contribution]) -> Tensor | None:
         """Send a round; ``None`` if its rows should rather go directly."""
-        route = members[0].route
+        route, lane = members[0].route, members[0].lane
         hidden = torch.cat([m.hidden for m in members]) if len(members) > 1 else members[0].hidden
-        if layer == min(route.targets) and self._are_few(route, layer, members[0].lane):
-            self.steps.few_until_s = asyncio.get_running_loop().time() + _FEW_S
+        if layer == min(route.targets) and self._are_few(route, layer, lane):
+            self.steps.few_until_s[lane] = asyncio.get_running_loop().time() + _FEW_S
             return None
         nodes = self._nodes_of(route, layer)
         way, patience_s = self._way(nodes, MANY_ROWS), self._patience_s(len(hidden))

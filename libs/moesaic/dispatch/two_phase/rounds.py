@@ -109,10 +109,11 @@ class Rounds:
         self._close_complete()
         return await contribution.sums
 
-    def pass_by(self, worker_id: str) -> None:
-        """Let nobody wait for this worker: it goes directly."""
+    def pass_by(self, worker_id: str, lane: int) -> None:
+        """Let nobody wait for this worker's batch: it goes directly."""
         for round_ in self._open.values():
-            round_.awaited.discard(worker_id)
+            if round_.lane == lane:
+                round_.awaited.discard(worker_id)
         self._close_complete()
 
     def keep(self, workers: Collection[str]) -> None:

@@ -1,6 +1,6 @@
 """One worker's own steps, and the chances of its rows to go together with those of others. Pure."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 from moesaic.dispatch.two_phase.messages import JoinReply
 from moesaic.dispatch.two_phase.way import MANY_ROWS
@@ -14,7 +14,8 @@ class Steps:
 
     def __init__(self) -> None:
         self.direct_until_s = 0.0  # until then all rows go directly: something failed
-        self.few_until_s = 0.0  # until then, unless this worker alone has many
+        # By lane: until then its rows do, unless this worker alone has many.
+        self.few_until_s = defaultdict[int, float](float)
         self._step_id, self._lanes = b"", Counter[int]()  # batches of a step by layer, until now
         self._began_s = float("-inf")  # the last step
         self._apart: set[int] = set()  # lanes that have gone directly in this step
@@ -32,18 +33,18 @@ class Steps:
         """Note that a batch is at the first layer of its step: there it can meet others again."""
         self._began_s = now_s
         self._apart.discard(lane)
-        if self.directly_for_s(rows, now_s):
+        if self.directly_for_s(lane, rows, now_s):
             self._apart.add(lane)
 
     def go_directly(self, lane: int) -> None:
         """Send this batch directly, to the end of the step: others are elsewhere by now."""
         self._apart.add(lane)
 
-    def directly_for_s(self, rows: int, now_s: float) -> float:
-        """Seconds in which steps of so many rows begin directly; 0: they may go in two phases."""
+    def directly_for_s(self, lane: int, rows: int, now_s: float) -> float:
+        """Seconds in which batches of so many rows begin directly; 0: they may go in two phases."""
         until_s = self.direct_until_s
         if rows < MANY_ROWS:
-            until_s = max(until_s, self.few_until_s)
+            until_s = max(until_s, self.few_until_s[lane])
         return max(0.0, until_s - now_s)
 
     def may_meet(self, lane: int, now_s: float) -> bool:
@@ -65,7 +66,7 @@ class Steps:
         if advice.next == "alone":
             self._alone_until_s[lane] = now_s + advice.for_s
         elif advice.next == "direct":
-            self.few_until_s = now_s + advice.for_s
+            self.few_until_s[lane] = now_s + advice.for_s
 
 
 class RecentRows:
