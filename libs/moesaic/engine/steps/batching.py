@@ -9,7 +9,7 @@ their content, so a request starts behind the longest beginning that is there al
 What is decided                                     Where
 ==================================================  ===========================
 Which requests can never run                        ``limits``
-Which leave a full queue for a newcomer             ``queue_room``
+Which leave a full queue for a newcomer             ``waiting``
 When a step is for light tenants alone              ``light_steps``
 Which generations go on, how many rows prompts get  ``step_sharing`` by ``pace``
 Which waiting sequences begin, at whose cost        ``admission``
