@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from moesaic.cli.terminal.outcome import CommandError, Exit
+from moesaic.messages.order import Order
 from moesaic.usage.variables import ENV_PREFIX
 
 Command = Callable[..., None]
@@ -84,7 +85,7 @@ def sets(policy: type, **joint: tuple[str, ...]) -> Callable[[Command], Command]
     """Give a command the fields of a policy as options; those that are given come as ``values``, by field.
 
     Args:
-        policy: a struct that says under ``Attributes`` what each field means; ``version`` is the scheduler's.
+        policy: an ``Order`` that says under ``Attributes`` what each field of its own means.
         joint: further options, each for several fields at once; that of a field alone comes before it.
     """
     meanings = dict(
@@ -92,7 +93,7 @@ def sets(policy: type, **joint: tuple[str, ...]) -> Callable[[Command], Command]
     )
     made = {}
     for name, each in inspect.signature(policy).parameters.items():
-        if name != "version":
+        if name not in Order.__struct_fields__:  # those are the scheduler's
             text = " ".join(meanings[name].replace("``", "").split())
             flag = "--" + name.removesuffix("_s").replace("_", "-")
             words = get_args(each.annotation)  # of a choice, which the scheduler checks
