@@ -1,6 +1,7 @@
 """Orders in Redis, of operators and of the scheduler itself: they outlive schedulers, and losses of data."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Generic, TypeVar
@@ -40,6 +41,9 @@ class VersionedStore(Generic[_T]):
     earlier one, gets it from the scheduler that holds it, and no setting replaces an order. Schedulers that wait read
     it every second, to hold it when they lead.
 
+    Versions are times. If Redis and its leader lose an order together, the next one still has a later version, so the
+    lost one, which some scheduler may hold, does not replace it.
+
     Attributes:
         current: the document in force.
     """
@@ -52,10 +56,11 @@ class VersionedStore(Generic[_T]):
         key: str,
         setting: _T,
         tell: Callable[[_T], Awaitable[object]] | None = None,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """``setting``: that this process was started with. ``tell``: gives readers a hint after a change."""
         self._bus, self._epochs, self._leadership = bus, epochs, leadership
-        self._key = key
+        self._key, self._wall_clock = key, wall_clock
         self._tell: Callable[[_T], Awaitable[object]] | None = tell
         self._decoder: msgspec.msgpack.Decoder[_T] = msgspec.msgpack.Decoder(type(setting))
         self._setting: _T = setting
@@ -90,7 +95,7 @@ class VersionedStore(Generic[_T]):
             await asyncio.sleep(_LOOK_S)
 
     async def change(self, edit: Callable[[_T], _T]) -> _T:
-        """Replace the document by what ``edit`` makes of the one in force, as an order of the next version.
+        """Replace the document by what ``edit`` makes of the one in force, as an order of a later version.
 
         An order that changes nothing about an earlier order keeps its version.
 
@@ -107,7 +112,8 @@ class VersionedStore(Generic[_T]):
             before, edited = self.current, edit(self.current)
             if before.version and replace(edited, version=before.version) == before:
                 return before
-            after = replace(edited, version=before.version + 1)
+            version = max(before.version + 1, int(self._wall_clock()))
+            after = replace(edited, version=version)
             await self._write(found, after)
             log.info("order.set", name=self._key, **msgspec.to_builtins(after))
             return after

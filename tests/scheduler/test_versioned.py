@@ -65,6 +65,7 @@ class Schedulers:
         self.setting, self.other_setting, self.more = KINDS[key]
         self.told: list[Any] = []
         self.leaderships: dict[str, Leadership] = {}
+        self.now_s = 0.0
 
     def ordered(self, before: Any) -> Any:
         """What an order of one more makes of ``before``."""
@@ -83,7 +84,9 @@ class Schedulers:
             self.told.append(policy)
 
         setting = setting or self.setting
-        return VersionedStore(self.bus, epochs, leadership, self.key, setting, tell)
+        return VersionedStore(
+            self.bus, epochs, leadership, self.key, setting, tell, lambda: self.now_s
+        )
 
 
 @pytest.fixture(params=KINDS)
@@ -214,6 +217,28 @@ class TestOrders:
 
         await newcomer.look()
         assert newcomer.current == leader.current == ordered
+
+    async def test_an_order_that_redis_and_its_leader_lost_replaces_no_later_one(
+        self, schedulers: Schedulers
+    ) -> None:
+        leader, standby = await schedulers.start(), await schedulers.start("s-1")
+        schedulers.now_s = 100.0
+        for _ in range(3):
+            await leader.change(schedulers.more)
+        await standby.look()
+        await schedulers.bus.connection.client.flushall()
+        again = await schedulers.start(generation=2)
+        await again.keep()
+
+        schedulers.now_s = 200.0
+        later = await again.change(schedulers.more)
+        await standby.look()
+        await schedulers.bus.delete("leader:scheduler")
+        await schedulers.leaderships["s-1"].contend()
+        await standby.keep()
+
+        await again.look()
+        assert standby.current == again.current == later
 
     async def test_a_redis_that_went_back_gets_the_latest_order_again(
         self, schedulers: Schedulers

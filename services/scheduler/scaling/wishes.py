@@ -28,8 +28,7 @@ class WishStore(VersionedStore[ScalingWish]):
         leadership: Leadership,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        super().__init__(bus, epochs, leadership, WISH, _NONE)
-        self._wall_clock = wall_clock
+        super().__init__(bus, epochs, leadership, WISH, _NONE, wall_clock=wall_clock)
 
     @property
     def wish(self) -> ScalingWish | None:
