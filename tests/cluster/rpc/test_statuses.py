@@ -82,6 +82,15 @@ async def test_an_error_arrives_as_what_it_was(error: errors.MoesaicError):
     assert vars(arrived) == vars(error)
 
 
+@pytest.mark.parametrize("text", ["漢" * 3000, "😀" * 900, "half a pair \ud800"])
+async def test_a_long_or_odd_text_leaves_the_error_what_it_was(text: str):
+    arrived = as_error(await failure_of(errors.InvalidInput("labels[0]", text)), "peer")
+
+    assert isinstance(arrived, errors.InvalidInput)
+    assert arrived.field == "labels[0]"
+    assert arrived.fix[:9] == text[:9]
+
+
 async def test_a_bug_becomes_internal_and_gives_nothing_away():
     failure = await failure_of(RuntimeError("canary at 0x7f00 in /srv/key"))
 

@@ -23,7 +23,7 @@ from moesaic.errors import InvalidInput, MoesaicError, NotReady, Overloaded, Pee
 log = structlog.get_logger()
 
 _DOMAIN = "moesaic"
-_MAX_TEXT = 1000  # metadata shares a limit of 8 KiB
+_MAX_BYTES = 1000  # of a text; the metadata of an answer, with its text twice, share 8 KiB
 _CLASSES = {error.__name__: error for error in MoesaicError.__subclasses__()}
 _LOST = {
     grpc.StatusCode.UNAVAILABLE,
@@ -83,9 +83,9 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: MoesaicErro
         for name in inspect.signature(type(error).__init__).parameters
         if hasattr(error, name)
     }
-    details = {"class": type(error).__name__, "fields": json.dumps(fields)}
+    details = {"class": type(error).__name__, "fields": json.dumps(fields, ensure_ascii=False)}
     code = grpc.StatusCode[error.grpc_status]
-    status = Status(code=code.value[0], message=str(error)[:_MAX_TEXT])
+    status = Status(code=code.value[0], message=_shortened(str(error)))
     info = ErrorInfo(reason=error.code.upper(), domain=_DOMAIN, metadata=details)
     status.details.add().Pack(info)
     if error.retryable:
@@ -96,4 +96,7 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: MoesaicErro
 
 
 def _shortened(value: Any) -> Any:
-    return value[:_MAX_TEXT] if isinstance(value, str) else value
+    """Cut a text, and replace what UTF-8 has no bytes for."""
+    if not isinstance(value, str):
+        return value
+    return value.encode("utf-8", "replace")[:_MAX_BYTES].decode("utf-8", "ignore")
