@@ -103,14 +103,18 @@ def test_a_benchmark_says_what_to_install(run: Run, house: Path) -> None:
     assert "'.[dev]'" in done.stderr
 
 
-def test_an_unknown_benchmark_is_refused_with_those_that_there_are(run: Run, house: Path) -> None:
+@pytest.mark.parametrize("name", ["hops", "parts", "hop.x"])
+def test_an_unknown_benchmark_is_refused_with_those_that_there_are(
+    run: Run, house: Path, name: str
+) -> None:
     (house / "benchmarks").mkdir()
     (house / "benchmarks" / "__init__.py").touch()
     (house / "benchmarks" / "hop.py").write_text("\n\ndef run(quick):\n    return {}\n")
+    (house / "benchmarks" / "parts.py").write_text("PARTS = 2\n")
 
-    done = run("bench", "hops")
+    done = run("bench", name)
 
-    assert (done.returncode, done.stderr) == (2, "moesaic: hops: give one of hop\n")
+    assert (done.returncode, done.stderr) == (2, f"moesaic: {name}: give one of hop\n")
 
 
 def test_the_last_line_of_a_benchmark_is_its_result(run: Run, house: Path) -> None:

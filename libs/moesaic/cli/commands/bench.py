@@ -87,7 +87,10 @@ def bench(
 def _benchmark(name: str) -> ModuleType:
     """Import the module with ``run``: the benchmark itself, or ``bench`` of its folder."""
     module = import_module(name)
-    return import_module(f"{name}.bench") if hasattr(module, "__path__") else module
+    found = import_module(f"{name}.bench") if hasattr(module, "__path__") else module
+    if not hasattr(found, "run"):
+        raise ModuleNotFoundError(name=name)
+    return found
 
 
 def flattened(figures: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
