@@ -217,7 +217,7 @@ def test_a_cpu_takes_every_type_with_every_quantisation_and_deterministic(dtype,
 
     told = load_settings(AttentionSettings, flags)
 
-    assert (told.dtype, told.quantization, told.keep_head) == (dtype, quantization, False)
+    assert (told.dtype, told.quantization) == (dtype, quantization)
 
 
 def test_a_gpu_holds_no_float16(capsys):

@@ -240,10 +240,6 @@ class ModelSettings(ServiceSettings):
         description="rounding of linear layers' and experts' weights to 8 bits, or to 4 in groups of 32 (int4) or "
         "128 inputs (int4-128); embedding and head to 8 (CPU only)",
     )
-    keep_head: bool = Field(
-        False,
-        description="with --quantization: leave embedding and output head as --dtype has them",
-    )
     device: str = Field("cpu", pattern="^(cpu|cuda(:[0-9]+)?)$", description="device that computes")
     threads: int = Field(
         0, ge=0, le=1024, description="CPU threads for computing; 0 leaves it to torch"

@@ -43,7 +43,7 @@ async def load_worker(
         await process.enter(ranks(settings, division, config.config_digest)) if division else None
     )
     decoder = await on_own_thread(
-        partial(Decoder.load, keep_head=settings.keep_head, division=division),
+        partial(Decoder.load, division=division),
         checkpoint,
         config,
         held_dtype(settings, config),

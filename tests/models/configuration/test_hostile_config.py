@@ -91,7 +91,7 @@ def use(config: ModelConfig) -> None:
     """Compute what a service computes of a configuration before it reads weights."""
     assert 0 < config.rms_norm_eps < math.inf
     assert config.kv_width > 0
-    numbers = Numbers("float32", "none", on_cpu=True, keep_head=False, codes=None)
+    numbers = Numbers("float32", "none", on_cpu=True, codes=None)
     assert kv_bytes(config, numbers) > 0
     assert weight_bytes(config, numbers).attention > 0
     assert with_context(config, 1).max_positions == 1

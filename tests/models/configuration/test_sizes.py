@@ -31,7 +31,7 @@ from moesaic.native.library import library
 pytestmark = pytest.mark.skipif(library() is None, reason="torch packs nothing")
 
 CPU = torch.device("cpu")
-SETTINGS: Any = SimpleNamespace(dtype="float32", quantization="none", device="cpu", keep_head=False)
+SETTINGS: Any = SimpleNamespace(dtype="float32", quantization="none", device="cpu")
 BESIDES = ("bias", "levels")  # no matrix: they are not counted
 
 

@@ -27,7 +27,6 @@ class Numbers:
         dtype: of weights that are not quantised; on a GPU of activations and KV, too.
         quantization: of weights.
         on_cpu: weights are packed, activations and KV are float32.
-        keep_head: embedding and head are not quantised.
         codes: the form of weights that are published quantised and held so; None: there are none.
         panel: outputs of a packed matrix that lie side by side; those of this processor's kernels.
     """
@@ -35,7 +34,6 @@ class Numbers:
     dtype: Dtype = "float32"
     quantization: Quantization = "none"
     on_cpu: bool = True
-    keep_head: bool = False
     codes: WeightForm | None = None
     panel: int = field(default_factory=lambda: VARIANTS[this_variant()].panel)
 
@@ -53,8 +51,7 @@ class Numbers:
 
     def table(self, num_out: int, num_in: int) -> int:
         """Count the bytes of the embedding, or of the head."""
-        rounded = self.quantization != "none" and not self.keep_head
-        form = WeightForm.of(self.dtype, "int8" if rounded else "none")
+        form = WeightForm.of(self.dtype, "none" if self.quantization == "none" else "int8")
         return held_bytes((num_out, num_in), form, self.panel if self.on_cpu else 1)
 
 
@@ -76,11 +73,6 @@ class ComputingSettings(Protocol):
         """The device that computes."""
         ...
 
-    @property
-    def keep_head(self) -> bool:
-        """True if embedding and head are not quantised."""
-        ...
-
 
 def numbers_for(settings: ComputingSettings, config: ModelConfig) -> Numbers:
     """Say in which form a service with ``settings`` computes a model."""
@@ -89,7 +81,7 @@ def numbers_for(settings: ComputingSettings, config: ModelConfig) -> Numbers:
     if dtype == "float16" and not on_cpu:
         dtype = "float32"
     codes = config.weight_format.held if config.weight_format and on_cpu else None
-    return Numbers(dtype, settings.quantization, on_cpu, settings.keep_head, codes)
+    return Numbers(dtype, settings.quantization, on_cpu, codes)
 
 
 @dataclass(frozen=True)

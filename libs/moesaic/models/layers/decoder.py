@@ -87,7 +87,6 @@ class Decoder:
         device: torch.device,
         quantization: Quantization = "none",
         *,
-        keep_head: bool = False,
         division: Division | None = None,
     ) -> "Decoder":
         """Read all weights but those of routed experts and their gates.
@@ -102,7 +101,6 @@ class Decoder:
             dtype: of weights that are not quantised; on a CPU activations are float32.
             device: that computes.
             quantization: of linear layers and experts.
-            keep_head: leaves embedding and head as they are.
             division: of the rank; only the first has the embedding.
 
         Raises:
@@ -118,7 +116,7 @@ class Decoder:
         )
         own = part_of(config, division) if division else config
         shape = (config.vocab_size, config.hidden_size)
-        rounding: Quantization = "none" if keep_head or quantization == "none" else "int8"
+        rounding: Quantization = "none" if quantization == "none" else "int8"
 
         def read(name: str, *, here: bool = True) -> tuple[Tensor | PackedMatrix, Linear]:
             weight = reader.read(name, *shape)
