@@ -211,7 +211,7 @@ def test_what_only_a_cpu_computes_is_refused_elsewhere_by_its_name(capsys, flags
 
 
 @pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("quantization", ["none", "int8", "int4", "int4-128"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 def test_a_cpu_takes_every_type_with_every_quantisation_and_deterministic(dtype, quantization):
     flags = ["--model", "m", "--dtype", dtype, "--quantization", quantization, "--deterministic"]
 

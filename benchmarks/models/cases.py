@@ -27,7 +27,6 @@ DTYPES = ("float32", "bfloat16")
 FORMATS: dict[str, tuple[str, ...]] = {
     "int8": ("--quantization", "int8"),
     "int4": ("--quantization", "int4"),
-    "int4-128": ("--quantization", "int4-128"),
 }
 OF_FORMATS = "qwen3_moe"  # is measured in those
 PUBLISHED = {

@@ -235,10 +235,10 @@ class ModelSettings(ServiceSettings):
         description="type of weights in memory, auto: as in the checkpoint; on a CPU activations and KV are "
         "float32 beside all of them, on a GPU (not float16) they have the type too",
     )
-    quantization: Literal["none", "int8", "int4", "int4-128"] = Field(
+    quantization: Literal["none", "int8", "int4"] = Field(
         "none",
-        description="rounding of linear layers' and experts' weights to 8 bits, or to 4 in groups of 32 (int4) or "
-        "128 inputs (int4-128); embedding and head to 8 (CPU only)",
+        description="rounding of linear layers' and experts' weights to 8 bits (int8), or to 4 in groups of 32 "
+        "inputs (int4); embedding and head to 8 (CPU only)",
     )
     device: str = Field("cpu", pattern="^(cpu|cuda(:[0-9]+)?)$", description="device that computes")
     threads: int = Field(

@@ -19,7 +19,6 @@ FORMS = [
     (torch.float16, "none"),
     (torch.float32, "int8"),
     (torch.bfloat16, "int4"),
-    (torch.float32, "int4-128"),
 ]
 
 

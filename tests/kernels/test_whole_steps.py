@@ -115,7 +115,6 @@ class Both:
         (torch.float16, "none", 16),
         (torch.bfloat16, "int8", 16),
         (torch.bfloat16, "int4", 16),
-        (FP32, "int4-128", 16),
     ],
 )
 @pytest.mark.parametrize("case", WHOLE, ids=str)

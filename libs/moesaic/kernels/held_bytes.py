@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 Dtype = Literal["float32", "bfloat16", "float16"]
-Quantization = Literal["none", "int8", "int4", "int4-128"]
-"""Of weights at load; ``int4`` has groups of 32 inputs, ``int4-128`` of 128."""
+Quantization = Literal["none", "int8", "int4"]
+"""Of weights at load."""
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 BLOCK = 32
-"""Inputs of int4 that are computed together; a matrix has whole blocks of them."""
+"""Inputs of int4 that are computed together; a matrix has whole blocks of them. Rounding at load has groups of so many."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,7 @@ class WeightForm:
             return cls(dtype)
         if quantization == "int8":
             return cls("int8")
-        return cls("int4", group_of(quantization))
-
-
-def group_of(quantization: Quantization) -> int:
-    """Return the number of inputs that share a scale, of a quantisation to int4."""
-    return 128 if quantization == "int4-128" else 32
+        return cls("int4", BLOCK)
 
 
 def held_bytes(shape: tuple[int, int], form: WeightForm, panel: int = 1) -> int:

@@ -105,7 +105,7 @@ def test_weights_of_16_bits_give_the_bits_that_they_give_in_float32(
 
 
 @pytest.mark.parametrize(
-    ("quantization", "least"), [("int8", 0.995), ("int4", 0.85), ("int4-128", 0.85)]
+    ("quantization", "least"), [("int8", 0.995), ("int4", 0.85)]
 )
 @pytest.mark.parametrize("case", BASES, ids=str)
 def test_quantised_models_stay_close_to_float32(
