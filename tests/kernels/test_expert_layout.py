@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from moesaic.kernels.expert_layout import ExpertLayout
 from moesaic.kernels.gated_mlp import PlainMLP, make_mlp
+from moesaic.kernels.held_bytes import WeightForm
+from moesaic.kernels.stored_weights import Int4Weight
 from moesaic.models.configuration.architecture import ClampedSwiglu
 from moesaic.native.library import library
 
@@ -114,11 +116,13 @@ def test_what_is_packed_under_a_name_stays_the_same() -> None:
         ((torch.arange(rows * columns) * 37 % 101 - 50) / 64).reshape(rows, columns)
         for rows, columns in ((256, 64), (64, 128))
     )
+    published = ExpertLayout(64, 128, torch.float32, codes=WeightForm("int4", 128))
+    codes = Int4Weight.of(gate_up, 128), Int4Weight.of(down, 128)
+    experts = [(ExpertLayout(64, 128, *form), (gate_up, down)) for form in FORMS]
     builds = set()
-    for form in FORMS:
-        layout = ExpertLayout(64, 128, *form)
+    for layout, weights in [*experts, (published, codes)]:
         packed = torch.zeros(layout.nbytes, dtype=torch.uint8)
-        layout.pack(gate_up, down, packed)
+        layout.pack(*weights, packed)
         digest.update(packed.numpy())
         builds.add(layout.name.partition(", ")[2].partition(":")[0])
 

@@ -14,7 +14,7 @@ Quantization = Literal["none", "int8", "int4"]
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 BLOCK = 32
-"""Inputs of int4 that are computed together; a matrix has whole blocks of them. Rounding at load has groups of so many."""
+"""Inputs of int4 that are computed together; a matrix has whole blocks of them. At load, they share a scale."""
 
 
 @dataclass(frozen=True)

@@ -104,9 +104,7 @@ def test_weights_of_16_bits_give_the_bits_that_they_give_in_float32(
     assert held.cache.rows(0).dtype == torch.float32
 
 
-@pytest.mark.parametrize(
-    ("quantization", "least"), [("int8", 0.995), ("int4", 0.85)]
-)
+@pytest.mark.parametrize(("quantization", "least"), [("int8", 0.995), ("int4", 0.85)])
 @pytest.mark.parametrize("case", BASES, ids=str)
 def test_quantised_models_stay_close_to_float32(
     case: ParityCase, quantization: Any, least: float, tmp_path: Path
