@@ -13,7 +13,7 @@ from torch import Tensor
 
 from models.training import corpus
 from models.training.network import Network
-from moesaic.classification.prompts import SYMBOLS, Method, question_head
+from moesaic.classification.prompts import SYMBOLS, Method, question
 
 TREE_TOKENS = 1536  # tokens of one evaluation pass
 FIRST_WIDTH = 6  # labels that are scored at once
@@ -103,12 +103,12 @@ def classify(
     first tokens are scored first, and the others only if they could still win.
     """
     rows = task.rows[:: max(1, len(task.rows) // most_rows)] if most_rows else task.rows
-    question = corpus.USER_HEAD + question_head(task.labels, task.instruction, method)
+    head = corpus.USER_HEAD + question("", task.labels, task.instruction, method)
     answers = [SYMBOLS[i] for i in range(len(task.labels))] if method == "choice" else task.labels
     end = "" if method == "choice" else corpus.TURN_END
     asking = Asking(
         network,
-        corpus.encode(tokenizer, [question])[0],
+        corpus.encode(tokenizer, [head])[0],
         corpus.encode(tokenizer, [text + corpus.ASSISTANT_HEAD for text, _ in rows]),
         corpus.encode(tokenizer, [answer + end for answer in answers]),
     )

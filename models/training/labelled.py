@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from models.training import corpus
 from models.training.curriculum import relevance
 from models.training.curriculum.items import Group, Question, by_letter, decide, predicate
-from moesaic.classification.prompts import DEFAULT_INSTRUCTION, SYMBOLS, question_head
+from moesaic.classification.prompts import DEFAULT_INSTRUCTION, SYMBOLS, question
 from moesaic.classification.wording import PACKAGED
 
 FORMS = {"sequence": 0.50, "choice": 0.16, "behind": 0.10, "multi": 0.12, "relevance": 0.12}
@@ -67,13 +67,13 @@ class LabelledSet:
             labels = self._some_labels(rng, needed, min(len(labels), 60))
         elif rng.random() < 0.5:
             labels = rng.sample(labels, len(labels))
-        head = question_head(labels, self._instruction(rng), "sequence")
+        head = question("", labels, self._instruction(rng), "sequence")
         return Group(head, tuple(self._behind_head(row, self._name(row), labels) for row in rows))
 
     def _choice(self, rng: random.Random, length: int) -> Group:
         """Letters before the text, in a new order each time: they are looked up, not remembered."""
         rows, labels = self._of_few_labels(rng, rng.randint(4, 10), 12)
-        head = question_head(labels, self._instruction(rng), "choice")
+        head = question("", labels, self._instruction(rng), "choice")
         letters = tuple(SYMBOLS[: len(labels)])
         return Group(
             head,
@@ -99,7 +99,7 @@ class LabelledSet:
         """One question for each label behind the text."""
         [row] = self._rows(rng, 1)
         labels = self._some_labels(rng, {row[1]}, 4)
-        head = PACKAGED.head("multi", "label", instruction=self._instruction(rng), text=row[0])
+        head = PACKAGED.render("multi", instruction=self._instruction(rng), text=row[0], label="")
         start = head.index("Does the label")
         return Group(
             head[:start],

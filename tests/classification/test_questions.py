@@ -39,7 +39,8 @@ def test_prompts_about_labels_share_the_text(dialogue, tokenizer, names, text) -
     reads = list(form.reads(text))
 
     asked = [tokenizer.decode(read.prompt) for read in reads]
-    shared = PACKAGED.head("multi", "label", instruction="Sort.", text=text.strip())
+    values = {"instruction": "Sort.", "text": text.strip(), "label": "\0"}
+    shared, _, _ = PACKAGED.render("multi", **values).partition("\0")
     assert all(shared in prompt for prompt in asked)
     columns = zip(*(read.prompt for read in reads), strict=False)
     common = [column[0] for column in takewhile(lambda column: len(set(column)) == 1, columns)]
@@ -170,6 +171,7 @@ def test_documents_of_a_query_are_judged_behind_it(dialogue, tokenizer) -> None:
 
     prompts = [tokenizer.decode(relevance.read("a {query}", text).prompt) for text in ("b", "c")]
 
-    head = PACKAGED.head("relevance", "document", instruction="Is it useful?", query="a {query}")
+    values = {"instruction": "Is it useful?", "query": "a {query}", "document": "\0"}
+    head, _, _ = PACKAGED.render("relevance", **values).partition("\0")
     assert [prompt.partition(head)[2][0] for prompt in prompts] == ["b", "c"]
     assert relevance_of([math.log(0.3), math.log(0.1)]) == pytest.approx((0.75, 0.4))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moesaic.classification import wording
-from moesaic.classification.prompts import question, question_head
+from moesaic.classification.prompts import question
 from moesaic.classification.wording import PACKAGED
 from moesaic.errors import CheckpointError
 
@@ -27,7 +27,7 @@ def test_the_demo_checkpoint_is_asked_as_it_was_trained() -> None:
     by_letter = "Pick. Choose exactly one of:\nA. a\nB. b (like c)\n\n"
 
     for method, expected in (("token", listed), ("sequence", listed), ("choice", by_letter)):
-        assert question_head(["a", "b (like c)"], "Pick.", method) == expected
+        assert question("", ["a", "b (like c)"], "Pick.", method) == expected
         assert question(" text ", ["a", "b (like c)"], "Pick.", method) == expected + "text"
 
 

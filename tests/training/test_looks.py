@@ -17,7 +17,7 @@ from models.training.looks import Look
 from models.training.network import Block, Network, Shape
 from models.training.packs import Pack, Packer, Part
 from models.training.train import step_loss, to_batch
-from moesaic.classification.prompts import question_head
+from moesaic.classification.prompts import question as word_question
 
 STORY = "Anna was in the mill. Tom handed the lamp to Anna. She went to the barn.\n\n"
 SUBJECTS = ((20, "Anna"), (49, "Tom"), (71, "Anna"))
@@ -83,7 +83,7 @@ def test_what_is_not_so_is_told_by_the_first_token(
 def test_a_letter_of_options_before_the_text_is_looked_up_there(
     packer: Packer, tokenizer: Tokenizer
 ) -> None:
-    head = question_head(["credit cards", "work"], "What is it about?", "choice")
+    head = word_question("", ["credit cards", "work"], "What is it about?", "choice")
     asked = Question("intent", "decide", "I lost my credit cards", "A", ("A", "B"), "credit cards")
 
     part = packer.lay_out(Group(head, (asked,)), 400)

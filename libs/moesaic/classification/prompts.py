@@ -15,22 +15,6 @@ DEFAULT_INSTRUCTION = PACKAGED.words["instruction"]
 SYMBOLS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-def question_head(
-    labels: Sequence[str], instruction: str, method: Method, wording: Wording = PACKAGED
-) -> str:
-    """Word everything of the question that comes before the text itself.
-
-    Args:
-        labels: the answers that the caller allows, in the caller's order; for ``choice`` at most 26.
-        instruction: one or two sentences that state the task.
-        method: ``choice`` names each label by a letter, ``token`` and ``sequence`` ask for the label itself; the
-            questions of ``multi`` name one label each, behind the text.
-        wording: the model's words.
-    """
-    values = label_values(labels, SYMBOLS)
-    return wording.head(method, "text", instruction=instruction, **values)
-
-
 def question(
     text: str,
     labels: Sequence[str],
@@ -38,7 +22,15 @@ def question(
     method: Method,
     wording: Wording = PACKAGED,
 ) -> str:
-    """Word the whole user turn: which label has ``text``, or, for ``multi``, does the only one apply?"""
+    """Word the whole user turn: which label has ``text``, or, for ``multi``, does the only one apply?
+
+    Args:
+        text: is stripped; empty, for other methods than ``multi``: what all texts have before them.
+        labels: the answers that the caller allows, in the caller's order; for ``choice`` at most 26.
+        instruction: one or two sentences that state the task.
+        method: ``choice`` names each label by a letter, ``token`` and ``sequence`` ask for the label itself.
+        wording: the model's words.
+    """
     values = label_values(labels, SYMBOLS)
     return wording.render(
         method, instruction=instruction, text=text.strip(), label=labels[0], **values

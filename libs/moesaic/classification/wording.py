@@ -50,12 +50,7 @@ class Wording:
 
     def render(self, template: str, **values: str) -> str:
         """Fill a template's placeholders; braces in the values are text."""
-        return _filled(self.templates[template], values)
-
-    def head(self, template: str, before: str, **values: str) -> str:
-        """Fill the part of a template before the placeholder ``before``."""
-        start, _, _ = self.templates[template].partition(f"{{{before}}}")
-        return _filled(start, values)
+        return _PLACEHOLDER.sub(lambda found: values[found[1]], self.templates[template])
 
     def replaced(self, own: Any, file: str) -> "Wording":
         """Put some of a model's own words in the place of these.
@@ -110,10 +105,6 @@ def _placeholder_problem(template: str, wanted: str) -> str | None:
         return None
     names = ", ".join(f"{{{name}}}" for name in needed)
     return f"must have {names}, each once, and no other placeholder; it has {found}"
-
-
-def _filled(template: str, values: Mapping[str, str]) -> str:
-    return _PLACEHOLDER.sub(lambda found: values[found[1]], template)
 
 
 def _version(name: str, words: Mapping[str, str], templates: Mapping[str, str]) -> str:

@@ -79,7 +79,8 @@ def _pair(drawn: Ranking, index: int) -> Question:
 
 def head(query: str, instruction: str = PACKAGED.words["relevance"]) -> str:
     """Word the part of a pair's question before its document."""
-    return PACKAGED.head("relevance", "document", instruction=instruction, query=query).rstrip(" ")
+    whole = PACKAGED.render("relevance", instruction=instruction, query=query, document="\0")
+    return whole.partition("\0")[0].rstrip(" ")
 
 
 def tail(document: str) -> str:
