@@ -8,8 +8,12 @@ from typing import Any, Literal
 import msgspec
 
 from moesaic.cluster.redis.seals import Seals
-from moesaic.messages.activation import ActivationWindow, LayerActivations
-from moesaic.messages.activation_report import ActivationReport, ServedBatches
+from moesaic.messages.activation import (
+    ActivationReport,
+    ActivationWindow,
+    LayerActivations,
+    ServedBatches,
+)
 from moesaic.messages.brownout import BrownoutDecision, BrownoutHint, BrownoutPolicy
 from moesaic.messages.decisions import DecisionOutcome, Pin, PlacementDecision, PlacementPolicy
 from moesaic.messages.performance import Arrival, FitSums, LoadReport, RequestLatency

@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.common.suite import RunningSuite
 from moesaic.cluster.redis.bus import Bus
-from moesaic.messages.activation_report import ActivationReport
+from moesaic.messages.activation import ActivationReport
 from moesaic.messages.placement import Placement
 from moesaic.placement.traffic.origins import tokens_of
 from moesaic.placement.traffic.statistics import Floats

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from moesaic.experts.activations import ActivationMeter
-from moesaic.messages.activation_report import ServedBatches
+from moesaic.messages.activation import ServedBatches
 from moesaic.placement.traffic.recorder import ActivationRecorder, Taken
 from tests.placement.drawn import statistics_of
 

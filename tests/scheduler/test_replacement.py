@@ -13,8 +13,12 @@ import pytest
 from msgspec.structs import replace
 
 from moesaic.cluster.placements import encode_placement
-from moesaic.messages.activation import ActivationWindow, LayerActivations
-from moesaic.messages.activation_report import ActivationReport, ServedBatches
+from moesaic.messages.activation import (
+    ActivationReport,
+    ActivationWindow,
+    LayerActivations,
+    ServedBatches,
+)
 from moesaic.messages.decisions import PlacementPolicy
 from moesaic.messages.placement import Placement
 from moesaic.services.scheduler.versioned import PLACEMENT

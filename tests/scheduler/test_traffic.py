@@ -6,8 +6,7 @@ from typing import Any
 from structlog.testing import capture_logs
 
 from benchmarks.common.placements import placed_worker
-from moesaic.messages.activation import ActivationWindow
-from moesaic.messages.activation_report import ActivationReport
+from moesaic.messages.activation import ActivationReport, ActivationWindow
 from moesaic.messages.placement import Placement
 from moesaic.services.scheduler.planning.traffic import TrafficFeed
 

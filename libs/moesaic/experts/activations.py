@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from moesaic.messages.activation_report import ActivationReport, ServedBatches
+from moesaic.messages.activation import ActivationReport, ServedBatches
 from moesaic.messages.scheduling import SCHEDULINGS, ExpertScheduling
 from moesaic.placement.traffic.recorder import ActivationRecorder
 

@@ -1,4 +1,4 @@
-"""Choices of the gates on one worker during one window."""
+"""Choices of the gates on one worker during one window, as expert workers report them to the scheduler."""
 
 from typing import Annotated
 
@@ -42,3 +42,20 @@ class ActivationWindow(msgspec.Struct, frozen=True, kw_only=True, tag="activatio
     epoch: Count  # of the placement in force at the end
     window_s: Amount  # measured by the sender
     layers: list[LayerActivations]
+
+
+class ServedBatches(msgspec.Struct, frozen=True, kw_only=True):
+    """Evenness of serving the batches of one epoch, over all layers."""
+
+    epoch: Count
+    batches: Count  # dispatch batches, each of one layer
+    busiest: Count  # sum of the most activated experts on one worker in each of them
+
+
+class ActivationReport(msgspec.Struct, frozen=True, kw_only=True, tag="activation-report.v2"):
+    """One window: the experts chosen, and how evenly workers computed them."""
+
+    window: ActivationWindow
+    served: Annotated[list[ServedBatches], msgspec.Meta(max_length=64)] = []
+    dropped: Count = 0  # windows that could not be sent since the last one that was
+    scheduling: Name = "aebs"  # the way in which replicas were chosen, for the last batch

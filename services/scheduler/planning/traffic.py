@@ -13,7 +13,7 @@ from moesaic.cluster.leadership import Leadership
 from moesaic.cluster.placement_view import PlacementView
 from moesaic.cluster.redis.bus import Bus
 from moesaic.errors import InvalidInput
-from moesaic.messages.activation_report import ActivationReport
+from moesaic.messages.activation import ActivationReport
 from moesaic.messages.placement import Placement
 from moesaic.placement.traffic.origin_traffic import OriginTraffic
 from moesaic.placement.traffic.statistics import Statistics
