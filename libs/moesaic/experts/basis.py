@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from moesaic.errors import InvalidInput
-from moesaic.messages.scheduling import CODES, ExpertScheduling
+from moesaic.messages.scheduling import SCHEDULINGS, ExpertScheduling
 
 MAX_LOAD = 1 << 40
-_SCHEDULINGS = {code: scheduling for scheduling, code in CODES.items()}
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class AssignmentBasis:
 
         Loads make a second row: 0, then the load of each.
         """
-        rows = [[CODES[self.scheduling], *self.live]]
+        rows = [[SCHEDULINGS.index(self.scheduling), *self.live]]
         if self.load is not None:
             rows.append([0, *self.load])
         return torch.tensor(rows, dtype=torch.int64)
@@ -42,16 +41,16 @@ class AssignmentBasis:
         if encoded.shape[1] < 2:
             raise _malformed(f"name a worker, got {_described(encoded)}")
         (code, *live), *more = encoded.tolist()
-        if code not in _SCHEDULINGS:
-            raise _malformed(f"begin with a policy, 0..{len(CODES) - 1}, got {code}")
+        if not 0 <= code < len(SCHEDULINGS):
+            raise _malformed(f"begin with a policy, 0..{len(SCHEDULINGS) - 1}, got {code}")
         if any(a >= b for a, b in zip([-1, *live], [*live, num_workers], strict=True)):
             raise _malformed(f"name some of {num_workers} workers in ascending order, got {live}")
         if not more:
-            return cls(_SCHEDULINGS[code], tuple(live))
+            return cls(SCHEDULINGS[code], tuple(live))
         zero, *load = more[0]
         if zero or not all(0 <= each <= MAX_LOAD for each in load):
             raise _malformed(f"have loads in 0..{MAX_LOAD} behind a 0, got {more[0]}")
-        return cls(_SCHEDULINGS[code], tuple(live), tuple(load))
+        return cls(SCHEDULINGS[code], tuple(live), tuple(load))
 
 
 def _malformed(expected: str) -> InvalidInput:

@@ -1,6 +1,6 @@
 """Ways in which expert workers choose among the replicas of an expert."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 ExpertScheduling = Literal[
     "aebs",
@@ -16,19 +16,8 @@ ExpertScheduling = Literal[
 measured; ``aebs-memory-bound``: the same where an expert costs 1, with any number of rows, as in the
 paper; ``static``: by the placement alone, the same for every batch. The others are ``BASELINES``."""
 
-CODES: dict[ExpertScheduling, int] = {
-    "aebs": 0,
-    "aebs-memory-bound": 1,
-    "static": 2,
-    "first": 3,
-    "metro": 4,
-    "random": 5,
-    "random-per-row": 6,
-    "token-balanced": 7,
-}
-"""Codes in frames: workers of other versions read them, so a code never changes."""
-
-SCHEDULINGS: tuple[ExpertScheduling, ...] = tuple(CODES)
+SCHEDULINGS: tuple[ExpertScheduling, ...] = get_args(ExpertScheduling)
+"""The place of each is its code in frames: workers of other versions read it, so it never changes."""
 
 BASELINES: tuple[ExpertScheduling, ...] = (
     "first",

@@ -15,7 +15,6 @@ from moesaic.cli.suite.processes import name_of, numbers_of, slots_per_layer
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.configuration.sizes import (
     LEAST_KV_TOKENS,
-    ComputingSettings,
     Numbers,
     WeightBytes,
     kv_bytes,
@@ -146,7 +145,7 @@ def plan_suite(
     libraries = LIBRARY_BYTES // sum(getattr(settings[n], "tensor_parallel", 1) for n in names)
     first_attention = next(n for n, role in zip(names, roles, strict=True) if role != "expert")
     for name, role in zip(names, roles, strict=True):
-        place, numbers = place_of(settings[name]), numbers_for(_computing(settings[name]), config)
+        place, numbers = place_of(settings[name]), numbers_for(settings[name], config)
         parts = _parts(options, role, name, config, settings[name], numbers, slots)
         ranks = getattr(settings[name], "tensor_parallel", 1)
         own = (PROCESS_BYTES[role] + libraries) * ranks
@@ -163,7 +162,7 @@ def plan_suite(
     ):
         own = PROCESS_BYTES[name] + more
         processes.append(ProcessMemory(name, name, MACHINE, {"process": own}))
-    numbers = numbers_for(_computing(settings[first_attention]), config)
+    numbers = numbers_for(settings[first_attention], config)
     plan = SuiteMemory(
         processes=tuple(processes),
         available=available,
@@ -175,12 +174,6 @@ def plan_suite(
         slots=slots,
     )
     return _with_kv(plan, settings[first_attention]) if num_kv else plan
-
-
-def _computing(settings: Any) -> ComputingSettings:
-    """Take the settings of a service that computes."""
-    computing: ComputingSettings = settings
-    return computing
 
 
 def slots_of(options: SuiteOptions, num_experts: int) -> int:

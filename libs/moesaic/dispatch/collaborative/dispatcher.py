@@ -372,7 +372,8 @@ class CollaborativeDispatcher:
         if found is None:
             lost = {} if linked is None else view.lost(linked)
             found = {
-                each: self._parts.rung_of(each, view.rung, lost.get(each)) for each in view.slot_of
+                each: self._parts.rung_of(each, view.rung, lost.get(each), None)
+                for each in view.slot_of
             }
             self._rungs = {(view.epoch, linked): found}
         return found[layer]

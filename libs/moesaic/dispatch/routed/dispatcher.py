@@ -270,7 +270,7 @@ class RoutedDispatcher:
         if promised is not None:
             assert step.route.rung is not None  # or nobody would have promised anything
             assert self._rung_of is not None
-            rung = self._rung_of(layer, step.route.rung, None)
+            rung = self._rung_of(layer, step.route.rung, None, None)
             split_choices(topk_ids, topk_weights, promised, rung)
         whole = hidden_states.cpu(), topk_weights.cpu(), topk_ids.cpu()
         at_once, sums = rows_at_once(topk_ids.shape[1]), []

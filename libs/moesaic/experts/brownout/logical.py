@@ -5,9 +5,8 @@ same under every placement. A placement numbers only what its own rung needs: ``
 behind them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import Protocol
 
 import structlog
 import torch
@@ -24,14 +23,8 @@ from moesaic.models.weights.united import UnitedExperts, find_united
 log = structlog.get_logger()
 
 
-class RungOf(Protocol):
-    """See ``LogicalExperts.layer_rung``."""
-
-    def __call__(
-        self, layer: int, rung: Rung, lost: Tensor | None = None, homes: Tensor | None = None
-    ) -> LayerRung:
-        """Describe how choices of a layer are degraded."""
-        ...
+RungOf = Callable[[int, Rung, Tensor | None, Tensor | None], LayerRung]
+"""See ``LogicalExperts.layer_rung``."""
 
 
 class LogicalExperts:

@@ -6,11 +6,11 @@
 """Bytes of weights, of KV and of steps of a model, from its configuration."""
 
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
 
 from moesaic.kernels.held_bytes import Dtype, Quantization, WeightForm, held_bytes
 from moesaic.models.configuration.architecture import LatentAttention, ModelConfig
 from moesaic.native.compile import VARIANTS, this_variant
+from moesaic.settings import ModelSettings
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -55,27 +55,8 @@ class Numbers:
         return held_bytes((num_out, num_in), form, self.panel if self.on_cpu else 1)
 
 
-class ComputingSettings(Protocol):
-    """Settings of a service that computes."""
-
-    @property
-    def dtype(self) -> Literal["auto", "float32", "bfloat16", "float16"]:
-        """The dtype of weights; auto: the checkpoint's own."""
-        ...
-
-    @property
-    def quantization(self) -> Quantization:
-        """The quantisation of weights."""
-        ...
-
-    @property
-    def device(self) -> str:
-        """The device that computes."""
-        ...
-
-
-def numbers_for(settings: ComputingSettings, config: ModelConfig) -> Numbers:
-    """Say in which form a service with ``settings`` computes a model."""
+def numbers_for(settings: ModelSettings, config: ModelConfig) -> Numbers:
+    """Say in which form a service with ``settings`` computes a model; a GPU holds no weights as float16."""
     on_cpu = settings.device == "cpu"
     dtype: Dtype = config.dtype if settings.dtype == "auto" else settings.dtype
     if dtype == "float16" and not on_cpu:

@@ -7,6 +7,7 @@ import structlog
 import torch
 
 from moesaic.models.configuration.config import ModelConfig, load_config
+from moesaic.models.configuration.sizes import numbers_for
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.hub import OnBytes, local_model
 from moesaic.native.library import require_library
@@ -19,11 +20,8 @@ Settings = TypeVar("Settings", bound=ModelSettings)
 
 
 def held_dtype(settings: ModelSettings, config: ModelConfig) -> torch.dtype:
-    """Return the dtype of weights in memory, as ``--dtype`` says; a GPU holds none as float16."""
-    name = config.dtype if settings.dtype == "auto" else settings.dtype
-    if name == "float16" and settings.device != "cpu":
-        name = "float32"
-    dtype: torch.dtype = getattr(torch, name)
+    """Return the dtype of weights in memory; see ``numbers_for``."""
+    dtype: torch.dtype = getattr(torch, numbers_for(settings, config).dtype)
     return dtype
 
 
