@@ -81,7 +81,7 @@ async def open_gathered(
     from moesaic.dispatch.gathered.plan import plan_gather
     from moesaic.dispatch.local import LocalDispatcher
     from moesaic.engine.thread import engine_thread
-    from moesaic.experts.packed import PackedExperts
+    from moesaic.experts.loaded import ExpertFiles
     from moesaic.experts.pull.frames import PULL_LIMITS
     from moesaic.experts.pull.ranges import Share
     from moesaic.kernels.expert_layout import ExpertLayout
@@ -112,7 +112,7 @@ async def open_gathered(
     assembled = await parts.enter_async_context(
         assemble(
             plan,
-            PackedExperts(checkpoint, config, layout),
+            ExpertFiles(checkpoint, config, torch.float32, cpu),
             load_gates(checkpoint, config, torch.float32, cpu),
             thread.run,
             model_digest=config.digest,

@@ -18,8 +18,8 @@ from moesaic.engine.thread import EngineThread, engine_thread
 from moesaic.errors import InvalidInput, UnusableSettings
 from moesaic.experts.activations import ActivationMeter
 from moesaic.experts.host import ExpertHost
+from moesaic.experts.loaded import layout_of
 from moesaic.experts.pace import LoadPace
-from moesaic.experts.packed import layout_of
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.configuration.sizes import kv_bytes, numbers_for, row_numbers
 from moesaic.models.weights.served import held_dtype

@@ -1,6 +1,5 @@
 """Baselines are accepted and not shown."""
 
-
 import pytest
 
 from moesaic.errors import InvalidInput

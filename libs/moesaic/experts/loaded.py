@@ -1,6 +1,6 @@
 """Experts in memory, to compute with and for peers to pull."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,12 +9,13 @@ from torch import Tensor
 from moesaic.errors import InvalidInput
 from moesaic.experts.brownout.logical import LogicalExperts
 from moesaic.experts.pace import LoadPace
-from moesaic.experts.packed import layout_of
 from moesaic.experts.pieces import digests_of
+from moesaic.kernels.expert_layout import ExpertLayout
 from moesaic.kernels.gated_mlp import GatedMLP
 from moesaic.kernels.held_bytes import Quantization
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.weights.checkpoint import Checkpoint
+from moesaic.models.weights.on_threads import on_threads
 from moesaic.native.memory import huge_pages
 from moesaic.transport.device_memory import settle
 
@@ -31,8 +32,29 @@ class LoadedExpert:
     digests: Tensor | None = None  # int64 [pieces], taken when a worker read it from the checkpoint
 
 
+def layout_of(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    quantization: Quantization = "none",
+    *,
+    as_stored: bool = False,
+) -> ExpertLayout:
+    """Return the layout of a model's experts; see ``ExpertLayout``."""
+    moe = config.moe
+    return ExpertLayout(
+        config.hidden_size,
+        moe.expert_size,
+        dtype,
+        quantization,
+        as_stored,
+        biased=moe.expert_bias,
+        activation=moe.activation,
+        codes=None if config.weight_format is None else config.weight_format.held,
+    )
+
+
 class ExpertFiles:
-    """Reads experts and packs them for this machine.
+    """Reads experts and packs them for this machine; not for threads that stay, for it computes.
 
     Attributes:
         experts: by their weights ids.
@@ -78,18 +100,41 @@ class ExpertFiles:
 
         def bring(layer: int, expert: int) -> LoadedExpert:
             with pace.working():
-                return self._read(layer, expert)
+                return self._load(layer, expert)
 
         return bring
 
-    def _read(self, layer: int, expert: int) -> LoadedExpert:
+    def pack(self, layer: int, experts: Sequence[int], rows: Sequence[Tensor]) -> None:
+        """Fill ``rows``, uint8 ``[nbytes]`` each on the CPU, with ``experts``, by their weights ids.
+
+        Raises:
+            CheckpointError: a tensor is missing, mis-shaped or cannot be read.
+        """
         layout, host = self.layout, torch.device("cpu")
         dtype = None if layout.packs_stored else layout.dtype
-        read = self.experts.read(layer, expert, dtype, host, lent=True)
+
+        def pack(place: int) -> None:
+            read = self.experts.read(layer, experts[place], dtype, host, lent=True)
+            layout.pack(read.gate_up, read.down, rows[place], read.biases)
+
+        assert len(experts) == len(rows)
+        on_threads(pack, range(len(rows)))
+
+    def packed(self, layer: int, experts: Sequence[int]) -> Tensor:
+        """Pack ``experts`` into new memory.
+
+        Returns:
+            uint8 ``[n, nbytes]``.
+        """
+        rows = torch.empty(len(experts), self.layout.nbytes, dtype=torch.uint8)
+        self.pack(layer, experts, list(rows))
+        return rows
+
+    def _load(self, layer: int, expert: int) -> LoadedExpert:
         # Zeros, for the gaps between the parts are sent and compared too.
-        packed = huge_pages.zeros((layout.nbytes,), torch.uint8)
-        layout.pack(read.gate_up, read.down, packed, read.biases)
+        packed = huge_pages.zeros((self.layout.nbytes,), torch.uint8)
+        self.pack(layer, [expert], [packed])
         digests = digests_of(packed.unsqueeze(0))[0] if self._for_peers else None
         packed = packed.to(self.device)
         settle(self.device)  # peers are given it on another thread
-        return LoadedExpert(layout.view(packed), packed, digests)
+        return LoadedExpert(self.layout.view(packed), packed, digests)

@@ -13,7 +13,7 @@ from moesaic.dispatch.gathered.dispatcher import GatheredDispatcher
 from moesaic.dispatch.gathered.measure import calibrate
 from moesaic.dispatch.gathered.plan import GatherPlan, plan_gather
 from moesaic.engine.thread import EngineThread, engine_thread
-from moesaic.experts.packed import PackedExperts, layout_of
+from moesaic.experts.loaded import ExpertFiles, layout_of
 from moesaic.experts.pull.ranges import Share
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.configuration.flops import step_flops
@@ -126,11 +126,12 @@ async def with_experts(
         InvalidInput: the file cannot be written.
     """
     settings, config, checkpoint = worker.settings, worker.config, worker.checkpoint
-    layout = layout_of(config, held_dtype(settings, config), settings.quantization)
-    gates = await on_own_thread(load_gates, checkpoint, config, layout.dtype, torch.device("cpu"))
+    cpu = torch.device("cpu")
+    numbers = config, held_dtype(settings, config), cpu
+    gates = await on_own_thread(load_gates, checkpoint, *numbers)
     assembling = assemble(
         plan,
-        PackedExperts(checkpoint, config, layout),
+        ExpertFiles(checkpoint, *numbers, settings.quantization),
         gates,
         mover.run,
         model_digest=config.digest,

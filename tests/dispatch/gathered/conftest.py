@@ -14,7 +14,7 @@ from moesaic.dispatch.gathered.peers import Peer
 from moesaic.dispatch.gathered.plan import plan_gather
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.experts import pieces
-from moesaic.experts.packed import PackedExperts, layout_of
+from moesaic.experts.loaded import ExpertFiles
 from moesaic.experts.pull.frames import PULL_LIMITS
 from moesaic.experts.pull.ranges import Share
 from moesaic.models.configuration.architecture import ModelConfig
@@ -85,8 +85,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
         linked: bool = True,
     ) -> AsyncIterator[Workers]:
         config, checkpoint = load_config(directory), Checkpoint(directory)
-        layout = layout_of(config, dtype, quantization)
-        packed = PackedExperts(checkpoint, config, layout)
+        files = ExpertFiles(checkpoint, config, dtype, CPU, quantization)
         local = LocalDispatcher(checkpoint, config, dtype, CPU, quantization)
         all_workers = Workers(local, config)
         hub, peers = all_workers.hub, all_workers.peers
@@ -95,7 +94,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
                 plan = plan_gather(
                     config.moe_layers,
                     config.moe.num_experts,
-                    layout.nbytes,
+                    files.expert_bytes,
                     share=Share(index, count),
                     offload=offload,
                     window=window,
@@ -105,7 +104,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
                 worker = await parts.enter_async_context(
                     assemble(
                         plan,
-                        packed,
+                        files,
                         load_gates(checkpoint, config, dtype, CPU),
                         here,
                         model_digest=config.digest,

@@ -16,7 +16,7 @@ from benchmarks.parity.cases import ParityCase, Served, build_reference, prompt_
 from moesaic.dispatch.gathered.peers import Peer
 from moesaic.dispatch.gathered.ring import Fill
 from moesaic.errors import CheckpointError, ExpertUnavailable, InvalidInput
-from moesaic.experts.packed import layout_of
+from moesaic.experts.loaded import layout_of
 from moesaic.experts.pull.frames import PULL_LIMITS, contents_digest
 from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.step_batch import StepBatch

@@ -28,7 +28,7 @@ from moesaic.prefix.block_hashes import BLOCK_SIZE
 if TYPE_CHECKING:
     from moesaic.settings import ServiceSettings
 
-Settings = Mapping[str, "ServiceSettings"]  # by the name of a service
+Settings = Mapping[str, Any]  # ServiceSettings, by the name of a service
 MIB = 1 << 20
 PROCESS_BYTES = {
     "attention": 212 * MIB,

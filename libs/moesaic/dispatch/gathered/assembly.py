@@ -15,7 +15,7 @@ from moesaic.dispatch.gathered.holders import Linked, ShareHolders
 from moesaic.dispatch.gathered.mover import Mover
 from moesaic.dispatch.gathered.plan import GatherPlan
 from moesaic.dispatch.rungs import RungLoader
-from moesaic.experts.packed import PackedExperts
+from moesaic.experts.loaded import ExpertFiles
 from moesaic.experts.pull.frames import contents_digest
 from moesaic.experts.pull.server import PullServer
 from moesaic.experts.pull.shard import MemoryShard
@@ -46,7 +46,7 @@ class GatheredParts:
 @asynccontextmanager
 async def assemble(
     plan: GatherPlan,
-    packed: PackedExperts,
+    files: ExpertFiles,
     gates: Mapping[int, Gate],
     run_on_mover: RunOnMover,
     *,
@@ -60,7 +60,7 @@ async def assemble(
 
     Args:
         plan: the place of each expert.
-        packed: reads experts in the form that they are computed in.
+        files: reads experts in the form that they are computed in.
         gates: by decoder layer.
         run_on_mover: awaits a coroutine on the event loop that transfers are to run on.
         model_digest: of the checkpoint.
@@ -74,40 +74,40 @@ async def assemble(
         InvalidInput: the file cannot be written.
     """
     async with AsyncExitStack() as parts:
-        resident = await on_own_thread(packed.packed, plan.layers[0], range(plan.num_experts))
+        resident = await on_own_thread(files.packed, plan.layers[0], range(plan.num_experts))
         shard: MemoryShard | FileShard
         if plan.offload:
-            path = await on_own_thread(shard_file, directory, plan.held, packed, model_digest)
+            path = await on_own_thread(shard_file, directory, plan.held, files, model_digest)
             shard = FileShard(path, plan.held)
             parts.callback(shard.close)
         else:
-            shard = await on_own_thread(MemoryShard.load, plan.held, packed)
+            shard = await on_own_thread(MemoryShard.load, plan.held, files)
         reader = ThreadPoolExecutor(1, thread_name_prefix="shard")  # it computes nothing
         parts.callback(reader.shutdown)
         shape = len(plan.gathered), plan.expert_bytes
         memory = [torch.empty(shape, dtype=torch.uint8) for _ in range(plan.num_buffers)]
         shares = {*plan.gathered_shares, plan.share}
-        digests = {share: contents_digest(model_digest, packed.layout, share) for share in shares}
+        digests = {share: contents_digest(model_digest, files.layout, share) for share in shares}
 
         async def make_mover() -> tuple[Mover, ShareHolders | None]:
             holders = None
             if network is not None:
-                linked = Linked(network, digests, packed.layout.nbytes, timeout_s)
+                linked = Linked(network, digests, files.layout.nbytes, timeout_s)
                 holders = ShareHolders(plan, linked)
-            return Mover(plan, memory, packed, shard, reader, holders), holders
+            return Mover(plan, memory, files, shard, reader, holders), holders
 
         mover, holders = await run_on_mover(make_mover())
         parts.push_async_callback(lambda: run_on_mover(mover.close()))
         held = shard.rows if isinstance(shard, MemoryShard) else {}
         dispatcher = GatheredDispatcher(
             plan,
-            packed.layout,
+            files.layout,
             gates,
             resident,
             held,
             memory,
             mover.start,
-            _rungs(plan, packed, budget_bytes),
+            _rungs(plan, files, budget_bytes),
         )
         metrics.MEMORY_BYTES.set(plan.total_bytes)
         digest = digests[plan.share]
@@ -115,9 +115,9 @@ async def assemble(
         yield GatheredParts(plan, dispatcher, mover, shard, server, holders)
 
 
-def _rungs(plan: GatherPlan, packed: PackedExperts, budget_bytes: int) -> RungLoader:
+def _rungs(plan: GatherPlan, files: ExpertFiles, budget_bytes: int) -> RungLoader:
     def bring(layer: int, expert: int) -> GatedMLP:
-        return packed.layout.view(packed.packed(layer, [expert])[0])
+        return files.layout.view(files.packed(layer, [expert])[0])
 
     left = (budget_bytes - plan.total_bytes) // plan.expert_bytes if budget_bytes else None
-    return RungLoader(packed.experts, plan.layers, plan.num_experts, bring, left)
+    return RungLoader(files.experts, plan.layers, plan.num_experts, bring, left)

@@ -20,7 +20,7 @@ from moesaic.dispatch.gathered.plan import GatherPlan
 from moesaic.dispatch.gathered.ring import Fill
 from moesaic.dispatch.gathered.sources import FromCheckpoint, FromShard, Source
 from moesaic.errors import ExpertUnavailable, MoesaicError
-from moesaic.experts.packed import PackedExperts
+from moesaic.experts.loaded import ExpertFiles
 from moesaic.experts.pull.client import DamagedExpert, PullClient
 from moesaic.experts.pull.ranges import Runs, Share, messages_of
 from moesaic.experts.pull.shard import Shard
@@ -35,7 +35,7 @@ class Mover:
         self,
         plan: GatherPlan,
         memory: Sequence[Tensor],
-        packed: PackedExperts,
+        files: ExpertFiles,
         shard: Shard,
         executor: ThreadPoolExecutor,
         holders: Holders | None,
@@ -44,14 +44,14 @@ class Mover:
         Args:
             plan: the experts that are gathered.
             memory: of each buffer of the ring, uint8 ``[len(plan.gathered), nbytes]``.
-            packed: the last source, if no worker has a share.
+            files: the last source, if no worker has a share.
             shard: the own share, asked for only if it is offloaded.
             executor: one thread, which reads files.
             holders: peers that give experts; ``None`` if there are none.
         """
         self._plan, self._memory, self._holders = plan, memory, holders
         self._own = FromShard(shard, executor)
-        self._checkpoint = {s: FromCheckpoint(s, plan, packed) for s in plan.gathered_shares}
+        self._checkpoint = {s: FromCheckpoint(s, plan, files) for s in plan.gathered_shares}
         self._loop = asyncio.get_running_loop()
         self._fills: set[asyncio.Task[None]] = set()
         self._idle_since_s = 0.0  # when the last fill ended

@@ -11,7 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from moesaic.dispatch.gathered.plan import GatherPlan
-from moesaic.experts.packed import PackedExperts
+from moesaic.experts.loaded import ExpertFiles
 from moesaic.experts.pull.ranges import Runs, Share, rows_of
 from moesaic.experts.pull.shard import Shard
 from moesaic.native.own_thread import on_own_thread
@@ -46,8 +46,8 @@ class FromShard:
 class FromCheckpoint:
     """A share that no worker holds now, read and packed anew, slowly."""
 
-    def __init__(self, share: Share, plan: GatherPlan, packed: PackedExperts) -> None:
-        self._experts, self._packed = share.experts(plan.num_experts), packed
+    def __init__(self, share: Share, plan: GatherPlan, files: ExpertFiles) -> None:
+        self._experts, self._files = share.experts(plan.num_experts), files
         self._row_bytes = plan.expert_bytes
         self._turn = asyncio.Lock()
 
@@ -56,4 +56,4 @@ class FromCheckpoint:
         rows, by_row = rows_of(runs, self._row_bytes), into.view(-1, self._row_bytes)
         experts = [self._experts[row] for row in rows]
         async with self._turn:
-            await on_own_thread(self._packed.pack, layer, experts, [by_row[row] for row in rows])
+            await on_own_thread(self._files.pack, layer, experts, [by_row[row] for row in rows])

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from moesaic.errors import ExpertUnavailable
-from moesaic.experts.loaded import LoadedExpert
-from moesaic.experts.packed import PackedExperts
+from moesaic.experts.loaded import ExpertFiles, LoadedExpert
 from moesaic.experts.pieces import digests_of, num_pieces, pieces_of
 from moesaic.experts.pull.ranges import HeldShare
 
@@ -42,11 +41,11 @@ class MemoryShard:
         self._digests = {layer: digests_of(held) for layer, held in rows.items()}
 
     @classmethod
-    def load(cls, held: HeldShare, source: PackedExperts) -> "MemoryShard":
+    def load(cls, held: HeldShare, source: ExpertFiles) -> "MemoryShard":
         """Read a share into memory.
 
         Raises:
-            CheckpointError: see ``PackedExperts.pack``.
+            CheckpointError: see ``ExpertFiles.pack``.
         """
         return cls({layer: source.packed(layer, held.experts) for layer in held.layers})
 

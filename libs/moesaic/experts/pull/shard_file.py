@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from moesaic.errors import InUse
-from moesaic.experts.packed import PackedExperts
+from moesaic.experts.loaded import ExpertFiles
 from moesaic.experts.pieces import digests_of, num_pieces, pieces_of
 from moesaic.experts.pull.ranges import HeldShare
 from moesaic.experts.pull.shard import chosen_digests
@@ -65,7 +65,7 @@ class FileShard:
         self._file.close()
 
 
-def shard_file(directory: Path, share: HeldShare, source: PackedExperts, digest: str) -> Path:
+def shard_file(directory: Path, share: HeldShare, source: ExpertFiles, digest: str) -> Path:
     """Make the file of this worker's share, unless it is there; it appears whole or not at all.
 
     Its name is derived from its contents, so no process reads another model's or processor's.
@@ -75,7 +75,7 @@ def shard_file(directory: Path, share: HeldShare, source: PackedExperts, digest:
 
     Raises:
         InUse: the directory cannot be written, or has too little room.
-        CheckpointError: see ``PackedExperts.pack``.
+        CheckpointError: see ``ExpertFiles.pack``.
     """
     identity = f"{digest}|{source.layout.name}|{share.layers}|{share.share}"
     name = f"experts-{hashlib.sha256(identity.encode()).hexdigest()[:32]}.packed"
@@ -104,7 +104,7 @@ def shard_file(directory: Path, share: HeldShare, source: PackedExperts, digest:
     return path
 
 
-def _write(file: IO[bytes], share: HeldShare, source: PackedExperts) -> Tensor:
+def _write(file: IO[bytes], share: HeldShare, source: ExpertFiles) -> Tensor:
     """Write the experts of a share, all through the same memory.
 
     Memory of their own would be freed only in part: the digests kept of each would lie behind the

@@ -6,11 +6,14 @@
 """Bytes of weights, of KV and of steps of a model, from its configuration."""
 
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from moesaic.kernels.held_bytes import Dtype, Quantization, WeightForm, held_bytes
 from moesaic.models.configuration.architecture import LatentAttention, ModelConfig
 from moesaic.native.compile import VARIANTS, this_variant
-from moesaic.settings import ModelSettings
+
+if TYPE_CHECKING:  # it takes pydantic, which commands do without
+    from moesaic.settings import ModelSettings
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -55,7 +58,7 @@ class Numbers:
         return held_bytes((num_out, num_in), form, self.panel if self.on_cpu else 1)
 
 
-def numbers_for(settings: ModelSettings, config: ModelConfig) -> Numbers:
+def numbers_for(settings: "ModelSettings", config: ModelConfig) -> Numbers:
     """Say in which form a service with ``settings`` computes a model; a GPU holds no weights as float16."""
     on_cpu = settings.device == "cpu"
     dtype: Dtype = config.dtype if settings.dtype == "auto" else settings.dtype

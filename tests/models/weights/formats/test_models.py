@@ -11,9 +11,8 @@ from benchmarks.parity.cases import CPU, Served, prompt_of
 from benchmarks.parity.published import FORMS, Published
 from moesaic.errors import CheckpointError
 from moesaic.experts.brownout.logical import LogicalExperts
-from moesaic.experts.loaded import ExpertFiles
+from moesaic.experts.loaded import ExpertFiles, layout_of
 from moesaic.experts.pace import LoadPace
-from moesaic.experts.packed import layout_of
 from moesaic.kernels.gated_mlp import PlainMLP, make_mlp
 from moesaic.kernels.linear import PackedLinear
 from moesaic.kernels.packed_experts import PackedMLP
