@@ -17,6 +17,7 @@ from moesaic.dispatch.two_phase.relay import ExpertRelay
 from moesaic.engine.thread import EngineThread, engine_thread
 from moesaic.experts.costs import experts_cost, measure_experts, ridge_of
 from moesaic.experts.host import ExpertHost
+from moesaic.kernels.warm_up import WARMING
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.digest import digesting
@@ -28,7 +29,6 @@ from moesaic.services.expert.admin import ExpertAdmin
 from moesaic.services.expert.load import report_load
 from moesaic.services.expert.resting import resting
 from moesaic.services.expert.settings import ExpertSettings
-from moesaic.services.expert.warming import warm_kernels
 from moesaic.services.expert.weights import give_experts
 from moesaic.transport.device_memory import device_named
 from moesaic.transport.frame import FrameLimits
@@ -139,6 +139,16 @@ async def _open_relay(
     process.status.data_address = await network.listen(settings.data_port, relay.answer)
     process.parts.push_async_callback(lambda: thread.run(relay.close()))
     return network, relay
+
+
+async def warm_kernels(
+    process: Process[ExpertSettings], host: ExpertHost, thread: EngineThread
+) -> None:
+    """Run the kernels of later batches once; on a CPU there is nothing to compile."""
+    if process.settings.device == "cpu":
+        return
+    with process.status.waiting(WARMING):
+        await thread.run(host.warm_up(process.settings.warm_up_rows))
 
 
 def _record_of(settings: ExpertSettings, config: ModelConfig, host: ExpertHost) -> dict[str, Any]:

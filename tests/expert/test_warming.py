@@ -8,8 +8,8 @@ import pytest
 
 from moesaic.cluster.rpc.admin import ServiceStatus
 from moesaic.errors import InvalidInput
+from moesaic.services.expert.main import warm_kernels
 from moesaic.services.expert.settings import ExpertSettings
-from moesaic.services.expert.warming import warm_kernels
 
 
 class Host:
