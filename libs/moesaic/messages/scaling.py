@@ -33,18 +33,22 @@ class FleetShape(msgspec.Struct, frozen=True, order=True):
         return self.attention + self.experts
 
 
-def read_shape(text: str, field: str = "shape") -> FleetShape:
+def read_shape(text: str) -> FleetShape:
     """Read a shape as it is written: ``4A8E``.
 
     Raises:
-        InvalidInput: ``text`` is no shape; names ``field``.
+        InvalidInput: ``text`` is no shape.
     """
     found = re.fullmatch(r"(\d{1,4})A(\d{1,4})E", text.strip().upper())
     if found is None:
-        raise InvalidInput(field, f"must be like 2A4E: attention and expert workers, got {text!r}")
+        raise InvalidInput(
+            "shape", f"must be like 2A4E: attention and expert workers, got {text!r}"
+        )
     shape = FleetShape(int(found[1]), int(found[2]))
     if not 1 <= shape.attention <= MOST_WORKERS or shape.experts > MOST_WORKERS:
-        raise InvalidInput(field, f"must be in 1A0E..{MOST_WORKERS}A{MOST_WORKERS}E, got {text!r}")
+        raise InvalidInput(
+            "shape", f"must be in 1A0E..{MOST_WORKERS}A{MOST_WORKERS}E, got {text!r}"
+        )
     return shape
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from moesaic.models.text.schemas.binding import Binder
-from moesaic.models.text.schemas.reading import NOTHING, SchemaReader, Values, mapping, names_in
+from moesaic.models.text.schemas.reading import NOTHING, SchemaReader, Values, mapping, required_in
 from moesaic.models.text.schemas.shapes import Shape, is_combined, shapes_of
 
 _LIKE_TEXTS = {"integer", "number", "boolean"}
@@ -42,7 +42,7 @@ class ToolFunction:
     def _can_be(self, shape: Shape) -> bool:
         """True if each required argument has at least one possible value."""
         properties = mapping(shape, "properties")
-        needed = (properties[name] for name in names_in(shape, "required") if name in properties)
+        needed = (properties[name] for name in required_in(shape) if name in properties)
         return not any(self.reader.values(schema).is_empty for schema in needed)
 
     @property

@@ -22,8 +22,8 @@ from moesaic.models.text.schemas.reading import (
     STRUCTURES,
     Values,
     mapping,
-    names_in,
     number_in,
+    required_in,
 )
 from moesaic.models.text.schemas.shapes import Shape
 
@@ -70,7 +70,7 @@ class _ShapeRule:
         self._tags, self._rules, self._function, self._shape = tags, rules, function, shape
         self._binder = Binder(function.reader)
         self._properties = mapping(shape, "properties")
-        self._required = frozenset(names_in(shape, "required"))
+        self._required = frozenset(required_in(shape))
 
     def whole(self) -> str:
         named = {

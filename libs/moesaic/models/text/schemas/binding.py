@@ -12,8 +12,8 @@ from moesaic.models.text.schemas.reading import (
     kind_of,
     listed,
     mapping,
-    names_in,
     number_in,
+    required_in,
 )
 
 MAX_PARTS = 20_000  # that a binder writes: more of them make no grammar that is short enough
@@ -182,7 +182,7 @@ class Binder:
 
     def _sizes(self, said: dict[str, Any]) -> None:
         """Enforce the number of properties, if all described ones are required."""
-        properties, required = mapping(said, "properties"), set(names_in(said, "required"))
+        properties, required = mapping(said, "properties"), set(required_in(said))
         least, most = said.get("minProperties"), said.get("maxProperties")
         closed = said.get("additionalProperties") is False and "patternProperties" not in said
         if isinstance(least, int) and least <= len(required):

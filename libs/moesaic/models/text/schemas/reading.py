@@ -226,7 +226,7 @@ class SchemaReader:
         if len(self.values(one).both(self.values(other)).kinds) > 1:
             return False
         a, b = self._object_of(one), self._object_of(other)
-        needed = set(names_in(a, "required")) & set(names_in(b, "required"))
+        needed = set(required_in(a)) & set(required_in(b))
         own, others = mapping(a, "properties"), mapping(b, "properties")
         return any(
             self.values(own[name]).disjoint(self.values(others[name]))
@@ -249,9 +249,9 @@ def listed(schema: Any, name: str) -> list[Any]:
     return found if isinstance(found, list) else []
 
 
-def names_in(schema: Any, name: str) -> list[str]:
-    """Read a keyword that is a list of names; what is none is left out."""
-    return [one for one in listed(schema, name) if isinstance(one, str)]
+def required_in(schema: Any) -> list[str]:
+    """Read the names of properties that must be there; what is no name is left out."""
+    return [one for one in listed(schema, "required") if isinstance(one, str)]
 
 
 def number_in(schema: Any, name: str) -> float | None:

@@ -4,7 +4,13 @@ from collections.abc import Mapping
 from itertools import combinations
 from typing import Any
 
-from moesaic.models.text.schemas.reading import REFERENCES, SchemaReader, listed, mapping, names_in
+from moesaic.models.text.schemas.reading import (
+    REFERENCES,
+    SchemaReader,
+    listed,
+    mapping,
+    required_in,
+)
 
 MAX_SHAPES = 32
 MAX_PARTS = 200  # of one schema
@@ -103,9 +109,9 @@ class _Expansion:
         """Forbid a property in each shape that all others require; false if there is none."""
         apart = True
         for number, shape in enumerate(shapes):
-            own = set(names_in(shape, "required"))
+            own = set(required_in(shape))
             for other in others:
-                needed = [name for name in names_in(other, "required") if name not in own]
+                needed = [name for name in required_in(other) if name not in own]
                 if needed:
                     without = {**mapping(shapes[number], "properties"), needed[0]: False}
                     shapes[number] = {**shapes[number], "properties": without}
@@ -123,7 +129,7 @@ def _needs_known(shape: Shape) -> Shape:
     properties = mapping(shape, "properties")
     other = shape.get("additionalProperties")
     value = other if isinstance(other, Mapping) else {}
-    missing = {n: value for n in names_in(shape, "required") if n not in properties}
+    missing = {n: value for n in required_in(shape) if n not in properties}
     return {**shape, "properties": {**properties, **missing}} if missing else shape
 
 
@@ -141,9 +147,7 @@ def _merged(one: Shape, other: Shape) -> Shape:
         }
         merged["patternProperties"] = {**patterns[0], **patterns[1], **shared}
     if "required" in one and "required" in other:
-        merged["required"] = list(
-            dict.fromkeys(names_in(one, "required") + names_in(other, "required"))
-        )
+        merged["required"] = list(dict.fromkeys(required_in(one) + required_in(other)))
     for name, most in (("minProperties", max), ("maxProperties", min)):
         if isinstance(one.get(name), int) and isinstance(other.get(name), int):
             merged[name] = most(one[name], other[name])
