@@ -17,6 +17,7 @@ from moesaic.engine.steps.sweeps import MOST_SWEEPS
 from moesaic.engine.thread import EngineThread
 from moesaic.kernels.warm_up import WARMING
 from moesaic.messages.brownout import BrownoutPolicy
+from moesaic.messages.performance import LoadReport
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.configuration.division import part_of
 from moesaic.models.layers.sweep_area import SweepArea
@@ -42,6 +43,14 @@ class RunningEngine:
     async def run(self) -> None:
         """Compute, until cancelled."""
         await self.thread.run(self.engine.run())
+
+    async def take_report(self) -> LoadReport:
+        """Report the load since the last call."""
+
+        async def take() -> LoadReport:
+            return self.engine.take_report()
+
+        return await self.thread.run(take())
 
     def submit(self, request: Request) -> None:
         """Hand a request over."""

@@ -6,6 +6,7 @@ import structlog
 
 from moesaic.cluster.background import background, tended
 from moesaic.cluster.lifecycle import run_service, stop_event
+from moesaic.cluster.load_view import report_load
 from moesaic.cluster.service import Availability, introduce, service
 from moesaic.models.weights.digest import digesting
 from moesaic.models.weights.served import with_own_dtype
@@ -13,7 +14,6 @@ from moesaic.native.own_thread import on_own_thread
 from moesaic.services.attention.admin import AttentionAdmin
 from moesaic.services.attention.brownout import follow_policy, tell_decisions
 from moesaic.services.attention.engine import open_engine, profile_of, record_of, warm_up
-from moesaic.services.attention.load import report_load
 from moesaic.services.attention.loading import find_model, load_worker
 from moesaic.services.attention.modes import MODES
 from moesaic.services.attention.observing import observe
@@ -57,7 +57,7 @@ async def serve(settings: AttentionSettings) -> None:
         await process.enter(tended(following, "brownout"))
         telling = partial(tell_decisions, bus, engine, identity.worker_id, generation)
         await process.enter(tended(telling, "brownout decisions"))
-        reporting = partial(report_load, bus, engine, identity, generation)
+        reporting = partial(report_load, bus, identity, generation, engine.take_report)
         await process.enter(tended(reporting, "load"))
         await process.enter(background(observe(api, process.status, engine), "observe"))
         availability = Availability(process, lease, api.drain, api.is_idle)

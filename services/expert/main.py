@@ -10,6 +10,7 @@ import torch
 
 from moesaic.cluster.background import background, tended
 from moesaic.cluster.lifecycle import run_service, stop_event
+from moesaic.cluster.load_view import report_load
 from moesaic.cluster.placement_view import watch_placement
 from moesaic.cluster.rpc.server import ServiceStatus
 from moesaic.cluster.service import Availability, Process, introduce, service
@@ -26,7 +27,6 @@ from moesaic.native.library import computes_on
 from moesaic.native.own_thread import on_own_thread
 from moesaic.services.expert.activations import ActivationReporter
 from moesaic.services.expert.admin import ExpertAdmin
-from moesaic.services.expert.load import report_load
 from moesaic.services.expert.resting import resting
 from moesaic.services.expert.settings import ExpertSettings
 from moesaic.services.expert.weights import give_experts
@@ -98,7 +98,13 @@ async def serve(settings: ExpertSettings) -> None:
             settings.activation_window_s,
         )
         await process.enter(tended(api.reporter.run, "activations"))
-        reporting = partial(report_load, process.bus, host, identity, process.generation)
+        reporting = partial(
+            report_load,
+            process.bus,
+            identity,
+            process.generation,
+            partial(asyncio.to_thread, host.take_report),
+        )
         await process.enter(tended(reporting, "load"))
         await availability.ended()
         placement = host.epochs.placement(host.epochs.in_force)

@@ -78,7 +78,7 @@ async def test_costs_of_steps_are_without_the_time_that_nothing_could_be_done(
             if not away:
                 r.submit(name, tokens, GenerationTask(max_tokens=1))
             await r.ended(name)
-        costs = r.engine.take_page().costs
+        costs = r.engine.take_report().costs
 
     step, choice = fitted(PART_TERMS["step"], costs["step"]), r.engine.ledger.choice
     seconds = step.seconds(1, choice.experts(3), 3, 0, 0, 6)

@@ -9,7 +9,6 @@ from moesaic.dispatch.expert_waits import NOTHING, ExpertWaits
 from moesaic.engine.ledger import (
     LATE_LENGTHS,
     MEASURED_STEPS,
-    MOST_KEPT,
     StepLedger,
     StepWork,
 )
@@ -24,7 +23,7 @@ from moesaic.engine.sequences.requests import (
 )
 from moesaic.engine.steps.planned_step import PlannedStep
 from moesaic.errors import MoesaicError
-from moesaic.messages.performance import PART_TERMS
+from moesaic.messages.performance import MOST_KEPT, PART_TERMS
 
 CHOICE = RandomChoice(32, 4)
 WORK = StepWork(20.0, 8, 1, 10, 36)
@@ -68,12 +67,12 @@ def answer(
 def test_latencies_count_from_the_queue(ledger: StepLedger, clock: Clock) -> None:
     answer(ledger, clock, generation("a"), tokens=5, gap_s=0.25)
 
-    page = ledger.take()
+    report = ledger.take()
 
-    assert page.ended == 1
-    assert page.latencies[0].ttft_s == pytest.approx(0.25)
-    assert page.latencies[0].tpot_s == pytest.approx(0.25)
-    assert page.window_s == pytest.approx(1.25)
+    assert report.ended == 1
+    assert report.latencies[0].ttft_s == pytest.approx(0.25)
+    assert report.latencies[0].tpot_s == pytest.approx(0.25)
+    assert report.window_s == pytest.approx(1.25)
 
 
 def test_an_answer_of_one_token_has_no_later_ones(ledger: StepLedger, clock: Clock) -> None:
@@ -91,10 +90,10 @@ def test_what_failed_or_was_refused_has_missed_its_targets(ledger: StepLedger) -
     ledger.told([FinishEvent(RequestKey("cancelled"), "length", 8, 3, ())])
     ledger.refused(generation("refused"))
 
-    page = ledger.take()
+    report = ledger.take()
 
-    assert (page.arrived, page.ended) == (3, 2)
-    assert [latency.ttft_s for latency in page.latencies] == [math.inf, math.inf]
+    assert (report.arrived, report.ended) == (3, 2)
+    assert [latency.ttft_s for latency in report.latencies] == [math.inf, math.inf]
 
 
 def test_an_answer_that_has_begun_is_as_long_as_one_that_ended(
@@ -145,7 +144,9 @@ def test_prompts_are_taken_to_be_cached_as_those_before_were(ledger: StepLedger)
     assert ledger.take().arrivals[-1].cached_tokens == pytest.approx(75, abs=1)
 
 
-def test_a_page_that_could_not_be_sent_goes_with_the_next(ledger: StepLedger, clock: Clock) -> None:
+def test_a_report_that_could_not_be_sent_goes_with_the_next(
+    ledger: StepLedger, clock: Clock
+) -> None:
     answer(ledger, clock, generation("a"), tokens=2, gap_s=0.5)
     first = ledger.take()
     answer(ledger, clock, generation("b"), tokens=4, gap_s=0.5)
@@ -156,7 +157,7 @@ def test_a_page_that_could_not_be_sent_goes_with_the_next(ledger: StepLedger, cl
     assert both.window_s == pytest.approx(3.0)
 
 
-def test_a_page_has_what_came_since_the_one_before(ledger: StepLedger, clock: Clock) -> None:
+def test_a_report_has_what_came_since_the_one_before(ledger: StepLedger, clock: Clock) -> None:
     for number in range(MOST_KEPT + 10):
         ledger.came(generation(f"{number}"))
     first, second = ledger.take(), ledger.take()
@@ -214,12 +215,14 @@ def test_where_experts_are_in_the_process_there_are_whole_steps_alone(
 ) -> None:
     step(ledger, clock, WORK, 0.01)
 
-    page = ledger.take()
+    report = ledger.take()
 
-    assert set(page.costs) == {"step"}
+    assert set(report.costs) == {"step"}
 
 
-def test_costs_that_a_dispatcher_measures_are_on_the_page(ledger: StepLedger, clock: Clock) -> None:
+def test_costs_that_a_dispatcher_measures_are_in_the_report(
+    ledger: StepLedger, clock: Clock
+) -> None:
     more = CostBook()
     more.add("gather", (1, 64), 0.02)
     step(ledger, clock, WORK, 0.01)

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import structlog
+from msgspec.structs import replace
 
 from moesaic.costs import RandomChoice
 from moesaic.dispatch.contract import Dispatcher, Step
@@ -25,7 +26,7 @@ from moesaic.engine import metrics
 from moesaic.engine.brownout import BrownoutControl, BrownoutLoad
 from moesaic.engine.computing import StepComputer
 from moesaic.engine.held_tokens import Teller
-from moesaic.engine.ledger import LedgerPage, StepLedger
+from moesaic.engine.ledger import StepLedger
 from moesaic.engine.outstanding import Outstanding, outstanding_of
 from moesaic.engine.sequences.requests import Event, FailureEvent, Request, RequestKey
 from moesaic.engine.sequences.sequence import AnySequence
@@ -36,6 +37,7 @@ from moesaic.engine.steps.planned_step import PlannedStep
 from moesaic.engine.steps.sweeps import Slice
 from moesaic.errors import DeadlineExceeded, ExpertUnavailable, MoesaicError, NotReady, Overloaded
 from moesaic.messages.brownout import BrownoutPolicy
+from moesaic.messages.performance import LoadReport
 from moesaic.models.configuration.flops import flops_of
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.layers.kv_cache import KVCache
@@ -160,10 +162,11 @@ class Engine:
         """A count that grows while a step goes on, as any thread may ask."""
         return self._computer.layers_done
 
-    def take_page(self) -> LedgerPage:
-        """Take the page of the ledger since the last call."""
+    def take_report(self) -> LoadReport:
+        """Report the load since the last call."""
         dispatcher = self._dispatcher
-        return self.ledger.take(dispatcher.costs if isinstance(dispatcher, Measuring) else None)
+        costs = dispatcher.costs if isinstance(dispatcher, Measuring) else None
+        return replace(self.ledger.take(costs), waiting=self.batcher.num_waiting)
 
     def load(self) -> EngineLoad:
         """Describe the work there is now."""

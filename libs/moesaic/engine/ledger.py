@@ -24,11 +24,10 @@ from moesaic.engine.sequences.requests import (
     TokenEvent,
 )
 from moesaic.engine.steps.planned_step import PlannedStep
-from moesaic.messages.performance import Arrival, FitSums, Part, RequestLatency
+from moesaic.messages.performance import MOST_KEPT, Arrival, LoadReport, Part, RequestLatency
 
-MEASURED_STEPS = 64  # of a page, about
+MEASURED_STEPS = 64  # of a report, about
 FORGET = 0.999  # what a step counts after the next one
-MOST_KEPT = 128  # arrivals and latencies of a page; more are counted alone
 LATE_LENGTHS = (
     64  # answers that ended lately: one that has begun is taken to be as long as one of them
 )
@@ -73,38 +72,6 @@ class StepWork(NamedTuple):
         return cls(choice.experts(sum(rows)), rows[0], rows[1], keys[1], keys[0])
 
 
-@dataclass(frozen=True)
-class LedgerPage:
-    """Notes since the page before.
-
-    Attributes:
-        window_s: that it covers.
-        arrivals: of requests that came, ``arrived`` at most; refused ones too.
-        arrived: requests that came.
-        latencies: of requests that ended, ``ended`` at most; endless for those without an answer.
-        ended: requests that ended; cancelled ones are not counted.
-        costs: all that is known of them, not only what is new.
-    """
-
-    window_s: float
-    arrivals: list[Arrival]
-    arrived: int
-    latencies: list[RequestLatency]
-    ended: int
-    costs: dict[str, FitSums]
-
-    def and_then(self, later: "LedgerPage") -> "LedgerPage":
-        """Put the next page behind this one."""
-        return LedgerPage(
-            self.window_s + later.window_s,
-            (self.arrivals + later.arrivals)[-MOST_KEPT:],
-            self.arrived + later.arrived,
-            (self.latencies + later.latencies)[-MOST_KEPT:],
-            self.ended + later.ended,
-            later.costs,
-        )
-
-
 @dataclass
 class StepLedger:
     """Notes steps and requests of one engine.
@@ -125,7 +92,7 @@ class StepLedger:
         self._num_drawn, self._cached_share, self._stride = 0, 0.0, 1
         self._num_steps = self._last_steps = self._next_measured = 0
         self.starts_anew()
-        self._turn_page()
+        self._begin_anew()
 
     def came(self, request: Request) -> None:
         """Take note of a request that has joined the queue."""
@@ -195,10 +162,10 @@ class StepLedger:
             elif isinstance(event, FailureEvent):
                 self._miss(self._open.pop(event.key, None))
 
-    def take(self, more: CostBook | None = None) -> LedgerPage:
+    def take(self, more: CostBook | None = None) -> LoadReport:
         """Take what came together since the last call; ``more``: costs that somebody else measures."""
         costs = (more.sums() if more is not None else {}) | self.book.sums()
-        page = LedgerPage(
+        report = LoadReport(
             window_s=self.clock() - self._began_s,
             arrivals=self._arrivals,
             arrived=self._arrived,
@@ -206,15 +173,15 @@ class StepLedger:
             ended=self._ended,
             costs=costs,
         )
-        # Of the next page about as many are measured, however short its steps: by count, as by time long ones would
+        # Of the next report about as many are measured, however short its steps: by count, as by time long ones would
         # be measured more often.
         self._stride = max(1, (self._num_steps - self._last_steps) // MEASURED_STEPS)
         self._next_measured = min(self._next_measured, self._num_steps + self._stride)
         self._last_steps = self._num_steps
-        self._turn_page()
-        return page
+        self._begin_anew()
+        return report
 
-    def _turn_page(self) -> None:
+    def _begin_anew(self) -> None:
         self._began_s = self.clock()
         self._arrivals: list[Arrival] = []
         self._latencies: list[RequestLatency] = []

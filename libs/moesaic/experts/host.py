@@ -1,5 +1,6 @@
 """Everything that an expert worker has: its gates, its share of the experts, and their epochs."""
 
+import time
 from collections.abc import Iterable
 
 import torch
@@ -15,7 +16,7 @@ from moesaic.experts.slots import LoadResult
 from moesaic.experts.warm_up import WarmUp
 from moesaic.experts.without_python import AnswersWithoutPython
 from moesaic.kernels.held_bytes import Quantization
-from moesaic.messages.performance import FitSums
+from moesaic.messages.performance import LoadReport
 from moesaic.messages.placement import Placement
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.gate import load_gates
@@ -49,7 +50,7 @@ class ExpertHost:
         With ``max_expert_bytes``, a placement is refused that would need more memory for experts,
         those of the placement before it included. ``retire_after_s``: see ``Epochs``.
         """
-        self.slots_per_layer = slots_per_layer
+        self.slots_per_layer, self._reported_s = slots_per_layer, time.monotonic()
         self.files = ExpertFiles(checkpoint, config, dtype, device, quantization)
         self.epochs = Epochs(worker_id, retire_after_s)
         self.activations = ActivationMeter(config.moe.num_experts)
@@ -87,9 +88,12 @@ class ExpertHost:
         for batch in batches:
             self._answers.costs.note(batch)
 
-    def take_costs(self) -> dict[str, FitSums]:
-        """See ``ExpertCosts.take``."""
-        return self._answers.costs.take(self._answers.without_python)
+    def take_report(self) -> LoadReport:
+        """Report the costs, over the time since the last call."""
+        now_s = time.monotonic()
+        window_s, self._reported_s = now_s - self._reported_s, now_s
+        costs = self._answers.costs.take(self._answers.without_python)
+        return LoadReport(window_s=window_s, costs=costs)
 
     def prepare(
         self, placement: Placement, bring: Bring | None = None, num_threads: int | None = None

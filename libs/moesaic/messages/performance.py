@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from moesaic.messages.bounds import Count, Name
 
@@ -153,31 +154,45 @@ class RequestLatency(msgspec.Struct, frozen=True, array_like=True):
     tpot_s: float = 0.0  # mean of its later tokens; 0 if there are none
 
 
+MOST_KEPT = 128  # arrivals and latencies of a report; more are counted alone
+
+
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True, tag="load-report.v1"):
     """Load and costs of one worker since its report before.
 
     Attributes:
+        window_s: that this covers.
         worker_id: of the worker.
         generation: of the worker's start.
         role: of the worker.
         at: seconds since 1970 by the worker's clock.
-        window_s: that this covers.
         waiting: requests that have not begun.
-        latencies: of requests that ended, at most a hundred or so: ``ended`` counts all.
+        latencies: of requests that ended, at most ``MOST_KEPT``: ``ended`` counts all.
         ended: requests that ended; cancelled ones are not counted.
-        arrivals: requests that came, at most a hundred or so: ``arrived`` counts all.
+        arrivals: requests that came, at most ``MOST_KEPT``: ``arrived`` counts all, refused ones too.
         arrived: requests that came.
         costs: by ``Part``; all that is known, not only what is new.
     """
 
-    worker_id: Name
-    generation: Count
-    role: Name
-    at: float
     window_s: Positive
+    worker_id: Name = ""
+    generation: Count = 0
+    role: Name = ""
+    at: float = 0.0
     waiting: int = 0
     latencies: list[RequestLatency] = []
     ended: int = 0
     arrivals: list[Arrival] = []
     arrived: int = 0
     costs: dict[str, FitSums] = {}
+
+    def and_then(self, later: "LoadReport") -> "LoadReport":
+        """Put the next report behind this one, as one report."""
+        return replace(
+            later,
+            window_s=self.window_s + later.window_s,
+            latencies=(self.latencies + later.latencies)[-MOST_KEPT:],
+            ended=self.ended + later.ended,
+            arrivals=(self.arrivals + later.arrivals)[-MOST_KEPT:],
+            arrived=self.arrived + later.arrived,
+        )
