@@ -310,7 +310,7 @@ async def test_a_tokenizer_that_cannot_be_read_is_not_named_to_callers(tiny_mode
 class Ended:
     """A call that says why it was ended."""
 
-    async def abort(self, code: grpc.StatusCode, details: str, **metadata: Any) -> None:
+    async def abort(self, code: grpc.StatusCode, details: str, trailing_metadata: Any) -> None:
         raise grpc.aio.AbortError(details)
 
 
