@@ -24,22 +24,23 @@ class BrownoutPolicy(Order, frozen=True, kw_only=True, tag="brownout-policy.v1")
     """Settings of operators; they outlive every scheduler. Defaults are the paper's, but for the mode.
 
     Attributes:
-        mode: off unless told otherwise: nothing is degraded silently.
+        mode: off, manual (thresholds as set), paper (by measured latencies) or auto (by predicted ones, refusing
+            requests where that does not suffice); off unless told otherwise: nothing is degraded silently.
         prefill_threshold: in mode ``manual``: share of choices whose own experts stay, 0 to 1.
-        decode_threshold: the same for generated tokens.
+        decode_threshold: in mode ``manual``: the same for generated tokens.
         slo_ttft_s: target for 90 of 100 first tokens, queueing included, in seconds.
         slo_tpot_s: target for 90 of 100 later tokens, in seconds.
-        exact_slo_ttft_s: the same for exact requests; 0: no other than for standard ones.
-        exact_slo_tpot_s: likewise.
+        exact_slo_ttft_s: target for first tokens of exact requests, in seconds; 0: that of standard ones.
+        exact_slo_tpot_s: target for their later tokens, in seconds; 0: that of standard ones.
         exact_wait_s: longest predicted wait of an exact request, in seconds; beyond it, it is refused.
         warning: mode ``paper``: below this part of a target a threshold grows.
-        increment: mode ``paper``: by so much.
+        increment: mode ``paper``: step by which a threshold grows.
         shrink: mode ``paper``: above its target a threshold is multiplied by this.
-        min_prefill_threshold: the threshold of prompts is never less.
-        min_decode_threshold: that of generated tokens is never less.
-        window_s: latencies count for so many seconds.
+        min_prefill_threshold: least threshold of prompts.
+        min_decode_threshold: least threshold of generated tokens.
+        window_s: seconds for which latencies count.
         way: experts of one group, which has one united expert; 0: there are none, and rows make do with fewer.
-        rule: which experts stay.
+        rule: the experts that stay: those that most rows chose (tokens), or as many on each worker (instances).
     """
 
     mode: BrownoutMode = "off"

@@ -56,21 +56,21 @@ class ScalingPolicy(Order, frozen=True, kw_only=True, tag="scaling-policy.v1"):
     """Settings of operators; they outlive every scheduler.
 
     Attributes:
-        mode: off unless told otherwise.
+        mode: off (numbers are as operators want them), advise (better ones are reported) or auto (and carried out).
         min_attention: fewest attention workers.
         max_attention: most of them; 0: as many as there are.
         min_experts: fewest expert workers.
-        max_experts: likewise.
-        attention_cost: of one attention worker for an hour, in any unit.
-        expert_cost: of one expert worker for an hour, in the same unit.
+        max_experts: most of them; 0: as many as there are.
+        attention_cost: cost of one attention worker for an hour, in any unit.
+        expert_cost: cost of one expert worker for an hour, in the same unit.
         slo_ttft_s: target for first tokens, in seconds; 0: that of the policy of brownout.
-        slo_tpot_s: target for later tokens, in seconds; likewise.
-        attainment: part of the requests that shall meet both.
-        interval_s: between decisions.
-        cool_down_s: after an action none is taken for so long, and none that takes it back for twice as long
-            unless a target is missed.
-        window_s: arrivals of so many seconds are replayed.
-        headroom: arrivals are replayed so many times as dense, for those that come before the next decision.
+        slo_tpot_s: target for later tokens, in seconds; 0: that of the policy of brownout.
+        attainment: part of the requests that shall meet both targets, such as 0.9.
+        interval_s: seconds between decisions.
+        cool_down_s: seconds without an action after one; an action that takes it back waits twice as long, unless a
+            target is missed.
+        window_s: seconds of arrivals that are replayed.
+        headroom: factor by which arrivals are replayed denser, for those that come before the next decision.
         gain: least part of the cost that removing workers must save.
     """
 
