@@ -105,13 +105,15 @@ class FleetPredictor:
             return None
 
     def _times_of_whole_steps(self, model: PerformanceModel) -> ServingTimes | None:
-        """Predict steps of workers that have their own experts."""
+        """Predict steps of workers that have their own experts, or have lost all expert workers."""
         told = [record for record in self._fleet.workers.values() if record.top_k]
         if not told or "step" not in model.parts:
             return None
         num_experts, top_k = told[0].num_experts, told[0].top_k
+        # Sums of parts would need the layers of a placement.
+        whole = PerformanceModel(parts={"step": model.parts["step"]})
         return ServingTimes(
-            model,
+            whole,
             num_moe_layers=1,
             num_experts=num_experts,
             top_k=top_k,

@@ -206,3 +206,18 @@ def test_whole_steps_are_enough_where_workers_have_their_own_experts() -> None:
     assert times is not None
     assert times.step(StepRows(0, 4, 40), FleetShape(1, 0)).seconds == pytest.approx(0.14, rel=0.01)
     assert predictor.limits().step_target_s == 0.25
+
+
+def test_a_fleet_that_lost_its_expert_workers_is_predicted_by_whole_steps() -> None:
+    book = CostBook()
+    for rows in range(1, 9):
+        book.add("step", (1.0, 0.0, 0.0, rows, 10.0 * rows, 0.0), 0.1 + 0.01 * rows)
+        book.add("attention", (1.0, rows, 10.0 * rows, 0.0), 0.02)
+        book.add("experts", (1.0, 1.0 * rows, 2.0 * rows), 0.001 * rows)
+    fleet = fleet_of("a")
+    fleet.workers["a"] = replace(fleet.workers["a"], num_experts=8, top_k=2)
+
+    times = predictor_of(fleet, *reports_of("a", NOW - 60, NOW, costs=book.sums())).times()
+
+    assert times is not None
+    assert times.step(StepRows(0, 4, 40), FleetShape(1, 2)).seconds == pytest.approx(0.14, rel=0.01)
