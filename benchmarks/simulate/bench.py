@@ -138,7 +138,8 @@ def measured(load: ServedLoad, objectives: Objectives) -> Figures:
     ttft_s, tpot_s = _latencies(load)
     met = (ttft_s <= objectives.ttft_s) & (tpot_s <= objectives.tpot_s)
     later_s = tpot_s[tpot_s > 0]
-    return _figures(_p90(ttft_s), _p90(later_s), float(met.mean()), load.attention_busy)
+    attainment = float(met.mean()) if len(met) else 1.0
+    return _figures(_p90(ttft_s), _p90(later_s), attainment, load.attention_busy)
 
 
 def predicted(
@@ -150,12 +151,13 @@ def predicted(
 
 
 def errors(predictions: Figures, real: Figures) -> Figures:
-    """Compare figures: relative errors of latencies, differences of parts."""
+    """Compare figures: relative errors of latencies, differences of parts; none of latencies without a token."""
     return {
         name: round(
             predictions[name] / value - 1 if name.endswith("_ms") else predictions[name] - value, 3
         )
         for name, value in real.items()
+        if value or not name.endswith("_ms")
     }
 
 
@@ -182,7 +184,7 @@ def _later_token_s(answer: TimedAnswer, ended_s: float) -> float:
 
 
 def _p90(values: Floats) -> float:
-    return float(np.percentile(values, 90, method="inverted_cdf"))
+    return float(np.percentile(values, 90, method="inverted_cdf")) if len(values) else 0.0
 
 
 def _rounded(figures: Figures) -> Figures:

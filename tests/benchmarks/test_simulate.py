@@ -72,3 +72,14 @@ def test_seconds_of_steps_are_read_from_the_metrics_of_a_worker() -> None:
         "moesaic_step_seconds": "1.5",
         "moesaic_layer_exchange_seconds": "0.5",
     }
+
+
+@pytest.mark.parametrize("answers", [[], [TimedAnswer(10, 1, 1.0, 1.0, [1.5])]])
+def test_a_load_without_later_tokens_has_no_error_of_them(answers: list[TimedAnswer]) -> None:
+    objectives = objectives_of(load_of([alone(1.0)]))
+    load = load_of(answers)
+
+    found = errors(predicted(load, TIMES, FleetShape(1, 0), objectives), measured(load, objectives))
+
+    assert "tpot_p90_ms" not in found
+    assert ("ttft_p90_ms" in found) == bool(answers)
