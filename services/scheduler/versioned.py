@@ -19,8 +19,7 @@ from moesaic.services.scheduler.epochs.store import EpochStore
 log = structlog.get_logger()
 
 PLACEMENT, SCALING = "placement:policy", "scaling:policy"
-_LOOK_S = 1.0
-
+_LOOK_S = 5.0  # four documents: less than one read a second together
 
 _T = TypeVar("_T", bound=Order)
 
@@ -39,7 +38,7 @@ class VersionedStore(Generic[_T]):
 
     The leader writes what is in force unless Redis holds it. So a Redis that lost the document, or went back to an
     earlier one, gets it from the scheduler that holds it, and no setting replaces an order. Schedulers that wait read
-    it every second, to hold it when they lead.
+    it every few seconds, to hold it when they lead.
 
     Versions are times. If Redis and its leader lose an order together, the next one still has a later version, so the
     lost one, which some scheduler may hold, does not replace it.
@@ -88,7 +87,7 @@ class VersionedStore(Generic[_T]):
                     log.warning("order.restored", name=self._key, version=self.current.version)
 
     async def run(self) -> None:
-        """Look every second, and keep the document in Redis while this scheduler leads, for ever."""
+        """Look every few seconds, and keep the document in Redis while this scheduler leads, for ever."""
         while True:
             with suppress(NotReady, PeerLost):
                 await self.keep()
