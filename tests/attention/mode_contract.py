@@ -49,6 +49,7 @@ from moesaic.services.expert.weights import give_experts
 from moesaic.transport.frame import FrameLimits
 from moesaic.transport.ucx.opening import open_network
 from tests.redis_servers import RedisServers
+from tests.waiting import until
 
 CPU = torch.device("cpu")
 PAIRS = Rung(way=2, instead="united")
@@ -67,6 +68,14 @@ class OpenWorker:
     async def run(self, work: Any) -> Any:
         """Await ``work`` on the engine's thread, where dispatchers live."""
         return await self.parts.thread.run(work)
+
+    async def computes(self) -> bool:
+        """True if a step that begins now needs to wait for nobody."""
+
+        async def waits_for_nobody() -> bool:
+            return not self.mode.dispatcher.waiting_for
+
+        return bool(await self.run(waits_for_nobody()))
 
     async def answer(self, prompt: list[int], count: int) -> list[int]:
         """Have the engine generate so many tokens."""
@@ -162,6 +171,7 @@ async def serving(
         for worker, slowdown in zip(workers, await asyncio.gather(*starting), strict=True):
             worker.slowdown = slowdown
             await stack.enter_async_context(background(worker.engine.run(), "engine"))
+            await until(worker.computes)
         yield workers
 
 
