@@ -24,6 +24,17 @@ engine() {
     return "$status"
 }
 
+# Builds the images of the services named, or all. Packages come over networks, so three attempts are made.
+build() {
+    local attempt
+    for attempt in 1 2 3; do
+        docker compose --profile disaggregated build "$@" >"$work/build.log" 2>&1 && return 0
+        echo "images, attempt $attempt:"
+        tail -n 25 "$work/build.log"
+    done
+    return 1
+}
+
 overlay() {
     mkdir -p "$work/redis"
     # The interpreter of the base image may be an older 3.11 than the one here, which wants one package more.
@@ -32,7 +43,8 @@ overlay() {
         { cat "$work/pip.log" >&2; return 1; }
     printf '[global]\nno-index = true\n' >"$work/pip.conf"
     printf '%s\n' 'FROM python:3.11-slim-bookworm' \
-        'RUN apt-get -q update && apt-get -q install -y --no-install-recommends redis-server' \
+        'RUN apt-get -q -o Acquire::Retries=5 update' \
+        'RUN apt-get -q -o Acquire::Retries=5 install -y --no-install-recommends redis-server' \
         'RUN mkdir -p /data && chown redis:redis /data' >"$work/redis/Dockerfile"
     {
         echo 'services:'
@@ -48,7 +60,8 @@ overlay() {
 export MOESAIC_TAG=test COMPOSE_FILE=compose.yaml
 if docker compose version >/dev/null 2>&1 && docker info >/dev/null 2>&1; then
     echo "engine: the one that answers here"
-    docker compose --profile disaggregated build
+    mkdir -p "$work"
+    build
 elif [ -e "$script" ]; then
     engine probe
     engine install
@@ -58,7 +71,8 @@ elif [ -e "$script" ]; then
     engine base
     overlay
     COMPOSE_FILE=compose.yaml:$work/overlay.yaml
-    docker compose --profile disaggregated build -q
+    build redis || skip "Debian's package redis-server cannot be installed in an image here (see above)"
+    build
     engine start run
     within=(bash "$script" in)
 else
