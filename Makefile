@@ -6,6 +6,7 @@
 #   make test-suites    the tests that start suites and services as processes (10 minutes)
 #   make test-builds    the tests of the CPU kernels, with each build that this CPU can run
 #   make test-compose   the tests of the suite in containers; skipped where there is no Docker engine
+#   make sizes   lines of each part, the largest files and folders
 #   make fmt     format the sources                  make lint    styles, layers and types: part of make test
 #   make bench   measure what the project claims
 #   make fuzz    hostile messages, to the C sources and to all listeners, five minutes each (FUZZ_SECONDS=60 for less)
@@ -33,7 +34,7 @@ TRITON := triton>=3.7,<3.8
 
 .DEFAULT_GOAL := help
 .PHONY: help up down test test-quick test-changed test-rest test-all test-suites test-builds stress nightly \
-  test-nightly mutants coverage costs test-compose test-clients lm-eval soak fuzz fmt lint styles checks proto bench gpu lock reference
+  test-nightly mutants coverage costs sizes test-compose test-clients lm-eval soak fuzz fmt lint styles checks proto bench gpu lock reference
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -98,6 +99,9 @@ costs: .venv/installed-dev
 	@rm -f .venv/records.jsonl
 	@TEST_RECORDS=$(CURDIR)/.venv/records.jsonl $(TIER) all $(ARGS)
 	@$(BIN)/python -m tests.tiers.costs .venv/records.jsonl
+
+sizes:
+	@$(PYTHON) tests/tiers/sizes.py
 
 test-compose: .venv/installed-dev
 	@tests/compose/run.sh
