@@ -12,7 +12,7 @@ from docs.reference.request_fields import request_fields_page
 from docs.reference.schema_keywords import schema_keywords_page
 from moesaic.settings import ServiceSettings
 from moesaic.usage.flags import Flag, flags_of
-from moesaic.usage.names import ROLES, settings_model
+from moesaic.usage.names import ROLES, SETTINGS, settings_model
 
 HERE = Path(__file__).parent
 MADE = "Made by `make reference` from the services themselves; do not edit."
@@ -112,8 +112,15 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;")
 
 
+def names_of_settings() -> str:
+    """Variables of all settings of all services, one a line."""
+    fields = {name for role in ROLES for name in settings_model(role).model_fields}
+    return "".join(f"MOESAIC_{name.upper()}\n" for name in sorted(fields))
+
+
 def main() -> None:
-    """Write all pages beside this file."""
+    """Write all pages beside this file, and the names of settings that every program knows."""
+    SETTINGS.write_text(names_of_settings(), encoding="utf-8")
     (HERE / "settings.md").write_text(settings_page(), encoding="utf-8")
     (HERE / "metrics.md").write_text(metrics_page(), encoding="utf-8")
     (HERE / "checkpoint-fields.md").write_text(fields_page(), encoding="utf-8")

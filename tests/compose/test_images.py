@@ -13,8 +13,10 @@ from tests.calls import Proof
 from tests.compose.containers import docker
 from tests.deploy.images import importable
 from tests.suites import ROOT
-from tests.waiting import HANG_S, eventually
+from tests.waiting import eventually
 
+# Of one call, tried again as long as the container runs.
+CALL_S = 5.0
 SECRET = "the cluster secret"
 SERVICES = ("gateway", "scheduler", "attention", "expert")
 FOREIGN_PACKAGES = {
@@ -30,8 +32,8 @@ def image(service: str) -> str:
 
 
 @contextmanager
-def alone(service: str) -> Iterator[str]:
-    """The address of the admin port of a container of one image, with nobody to talk to."""
+def alone(service: str) -> Iterator[tuple[str, str]]:
+    """A container of one image, with nobody to talk to, and the address of its admin port."""
     settings = {
         "MOESAIC_HOST": "0.0.0.0",
         "MOESAIC_ADVERTISE_HOST": "127.0.0.1",
@@ -48,7 +50,7 @@ def alone(service: str) -> Iterator[str]:
         "run", "-d", "--init", "-p", "127.0.0.1::7000", *volume, *flags, image(service)
     ).strip()
     try:
-        yield docker("port", container, "7000").strip()
+        yield container, docker("port", container, "7000").strip()
     finally:
         docker("rm", "-f", container)
 
@@ -64,13 +66,18 @@ def test_an_image_explains_its_settings(service: str) -> None:
 def test_an_image_answers_its_operator_without_the_others_and_says_what_it_waits_for(
     service: str,
 ) -> None:
-    with alone(service) as address, grpc.insecure_channel(address) as plain:
+    with alone(service) as (container, address), grpc.insecure_channel(address) as plain:
         channel = grpc.intercept_channel(plain, Proof(Credentials(SECRET.encode())))
         stub = admin_pb2_grpc.AdminServiceStub(channel)
 
         def waits() -> Any:
+            running = docker("inspect", "-f", "{{.State.Running}}", container).strip()
+            assert running == "true", docker("logs", "--tail", "20", container)
             request = admin_pb2.GetInfoRequest()
-            info = stub.GetInfo(request, timeout=HANG_S, wait_for_ready=True)
+            try:
+                info = stub.GetInfo(request, timeout=CALL_S, wait_for_ready=True)
+            except grpc.RpcError:
+                return None
             return info if any("redis" in reason for reason in info.waiting_for) else None
 
         info = eventually(waits)

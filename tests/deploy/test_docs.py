@@ -9,6 +9,7 @@ from docs.reference import checkpoint_fields, generate
 from docs.reference.schema_keywords import schema_keywords_page
 from moesaic.services.gateway.app import body_types
 from moesaic.services.gateway.fields.known import REFUSED
+from moesaic.usage.names import SETTINGS
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -41,6 +42,10 @@ def test_lines_fit_a_screen(page: Path) -> None:
 
 def test_every_setting_is_on_the_page_of_settings() -> None:
     assert (generate.HERE / "settings.md").read_text(encoding="utf-8") == generate.settings_page()
+
+
+def test_every_setting_is_in_the_list_of_names() -> None:
+    assert SETTINGS.read_text(encoding="utf-8") == generate.names_of_settings()
 
 
 def test_every_metric_is_on_the_page_of_metrics() -> None:

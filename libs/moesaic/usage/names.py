@@ -13,6 +13,7 @@ from typing import Any
 from moesaic.usage.nearest import proposal
 from moesaic.usage.variables import ENV_PREFIX
 
+SETTINGS = Path(__file__).with_name("settings.txt")
 ROLES = ("gateway", "scheduler", "attention", "expert", "edge-agent")
 
 # Read by the moesaic command, and by readers of files of secrets.
@@ -80,9 +81,11 @@ def settings_model(role: str) -> Any:
 
 @cache
 def settings() -> frozenset[str]:
-    """Name the variables of all settings of services, which takes the import of their models."""
-    fields = (name for role in ROLES for name in settings_model(role).model_fields)
-    return frozenset(f"{ENV_PREFIX}{name.upper()}" for name in fields)
+    """Name the variables of all settings of services, also of services that are not installed here.
+
+    An image holds one service, and its environment may name settings of others. ``make reference`` writes the list.
+    """
+    return frozenset(SETTINGS.read_text(encoding="utf-8").split())
 
 
 def unknown_variables(
@@ -94,13 +97,11 @@ def unknown_variables(
         environment: variables by name; upper and lower case are the same.
         more: known names besides ``OTHERS`` and those of settings.
     """
-    quickly = OTHERS | frozenset(more)
+    known = OTHERS | settings() | frozenset(more)
     named = sorted(name for name, value in environment.items() if value and _is_ours(name))
-    given = [name for name in named if name.upper() not in quickly]
-    known = quickly | settings() if given else quickly
     return [
         f"{name}: there is no such variable{proposal(name.upper(), known)}"
-        for name in given
+        for name in named
         if name.upper() not in known and not _is_link(name.upper(), environment[name])
     ]
 
