@@ -72,7 +72,7 @@ def test_an_image_answers_its_operator_without_the_others_and_says_what_it_waits
 
         def waits() -> Any:
             running = docker("inspect", "-f", "{{.State.Running}}", container).strip()
-            assert running == "true", docker("logs", "--tail", "20", container)
+            assert running == "true", docker("logs", "--tail", "20", container, check=False)
             request = admin_pb2.GetInfoRequest()
             try:
                 info = stub.GetInfo(request, timeout=CALL_S, wait_for_ready=True)
