@@ -46,10 +46,15 @@ def render(measured: dict[str, Any], network: Network) -> str:
     )
     return f"""# The demo checkpoint
 
-A small Mixture-of-Experts language model that ships with Moesaic, so that a first call returns a sensible answer and every
-mechanism can be tried and measured on routing that was learned, not made up. It is no assistant: it knows a small world of
-stories told in some two hundred sentence patterns, exercises with numbers, words, dates and units, the forms of the labelled
-sets and the style of a few old books, and nothing else. [Unselected samples](SAMPLES.md) show it, right and wrong.
+This small Mixture-of-Experts language model ships with Moesaic. A first call returns a sensible answer, and every mechanism
+can be tried and measured on learned routing. It is no assistant. It knows only:
+
+- a small world of stories, told in some two hundred sentence patterns;
+- exercises with numbers, words, dates and units;
+- the forms of the labelled sets;
+- the style of a few old books.
+
+[Unselected samples](SAMPLES.md) show right and wrong answers.
 
 | | |
 |---|---|
@@ -62,21 +67,31 @@ sets and the style of a few old books, and nothing else. [Unselected samples](SA
 
 ## Training
 
-`python -m models.training train` and `export`; {training["step"]:,} steps, {training["tokens"] / 1e6:.1f} M tokens,
-{training["seconds"] / 60:.0f} minutes on two shared CPU cores, last training loss {training["loss"]:.2f}. Muon for the matrices, AdamW for the rest,
-warm-up and a linear fall over the last {100 * FALL_SHARE:.0f} %, balance loss {BALANCE_WEIGHT}. Questions about one story, and questions that share an
-instruction, are packed as siblings behind one copy of it. About three quarters of the tokens are a generated curriculum
-([`models/training/curriculum`](../training/curriculum)), the rest labelled sets and prose; data and licences:
-[`ATTRIBUTION.md`](../training/data/ATTRIBUTION.md). A training text that also stands in a test split was dropped, and the
-curriculum's test split has names, numbers and sentence patterns of its own. `python -m models.training export` measures all
-figures below again. {training["note"]}
+| | |
+|---|---|
+| commands | `python -m models.training train` and `export`; `export` measures all figures of this page again |
+| length | {training["step"]:,} steps, {training["tokens"] / 1e6:.1f} M tokens, {training["seconds"] / 60:.0f} minutes on two shared CPU cores |
+| last training loss | {training["loss"]:.2f} |
+| optimisers | Muon for the matrices, AdamW for the other parameters |
+| schedule | warm-up, and a linear fall over the last {100 * FALL_SHARE:.0f} % |
+| balance loss | {BALANCE_WEIGHT} |
+| data | three quarters a generated curriculum ([`models/training/curriculum`](../training/curriculum)), the remainder labelled sets and prose |
+| licences of the data | [`ATTRIBUTION.md`](../training/data/ATTRIBUTION.md) |
+
+Questions about one story are packed as siblings behind one copy of it. So are questions that share an instruction. Training
+texts that also stand in a test split were dropped. The test split of the curriculum has its own names, numbers and sentence
+patterns. {training["note"]}
 
 ## The curriculum, held out
 
-Right answers by skill and by the form of the question: `chat` is answered freely (greedy, compared with the one answer meant;
-of calculations the result), `decide` names one of the labels, `letter` and `number` name it by its letter or number in a drawn
-order, `predicate` and `relevance` are yes or no, as `/v1/decisions`, `/v1/classify` and `/v1/rerank` ask. The label mass is the
-probability of all labels together.
+The table has right answers by skill and by the form of the question. The label mass is the probability of all labels together.
+
+| form | answer |
+|---|---|
+| `chat` | free and greedy, compared with the one expected answer; of calculations the result |
+| `decide` | one of the labels |
+| `letter`, `number` | the letter or number of a label, in a drawn order |
+| `predicate`, `relevance` | yes or no, as `/v1/decisions`, `/v1/classify` and `/v1/rerank` ask |
 
 | skill | {" | ".join(FORMS)} | label mass, least |
 |---|{"---|" * len(FORMS)}---|
@@ -88,8 +103,8 @@ Letters in a drawn order, by the number of options, all skills and labelled sets
 |---|---|---|
 {choices}
 
-Stories: of {stories["rows"]} continued, {stories["names_and_places"]:.1%} keep names and places consistent by the generator's own reader, {stories["consistent"]:.1%} have no
-fault at all. Ranking: the right document of {ranked["documents"]} is first for {ranked["first"]:.1%} of {ranked["rows"]} queries.
+Of {stories["rows"]} continued stories, {stories["names_and_places"]:.1%} keep names and places consistent, by the generator's own reader. {stories["consistent"]:.1%} have no
+fault at all. In ranking, the right document of {ranked["documents"]} is first for {ranked["first"]:.1%} of {ranked["rows"]} queries.
 
 ## The labelled sets, test splits
 
@@ -97,7 +112,7 @@ fault at all. Ranking: the right document of {ranked["documents"]} is first for 
 |---|---|---|---|
 {accuracy}
 
-`choice` and `sequence` are the methods of `/v1/classify`, with the labels in the order of the training data unless the row says
+`choice` and `sequence` are the methods of `/v1/classify`. Labels have the order of the training data, unless the row says
 otherwise.
 
 Greedy answers of the serving engine that equal the reference (dolly_hhrlhf has no test split):
@@ -108,19 +123,20 @@ Greedy answers of the serving engine that equal the reference (dolly_hhrlhf has 
 
 ## What it cannot do
 
-- Anything outside its small world: it has no knowledge, and answers what it does not understand in the words that it has.
-- boolq and pubmedqa need knowledge and reading that a model of this size does not have: near the share of the commonest label.
-- gsm8k, ASCII art and arithmetic beyond three digits or without steps.
-- Where a table above says so: lists of words and their spelling, what happened next, when.
-- A continued story contradicts itself or its beginning in {1 - stories["consistent"]:.0%} of all cases: somebody gives a thing to himself, walks to where he is, or
-  gets a name made of two.
-- Words and names of many rare pieces are copied and spelled less surely than common ones.
-- Prose that makes sense for more than a sentence: the old books are imitated, not understood.
+- It has no knowledge outside its small world. It answers other questions in the words that it has.
+- Its accuracy on boolq and pubmedqa is near the share of the commonest label. They need more knowledge and reading than a
+  model of this size has.
+- It fails at gsm8k, at ASCII art, and at arithmetic beyond three digits or without steps.
+- The table above shows more weak skills: lists of words and their spelling, "what then" and "when".
+- A continued story contradicts itself or its beginning in {1 - stories["consistent"]:.0%} of all cases. A person gives a thing to himself, walks to
+  his present place, or gets a name made of two.
+- It copies and spells words and names of many rare pieces less surely than common ones.
+- Its prose makes sense for one sentence at most. It imitates the old books without understanding.
 
 ## Perplexity on held-out text
 
-One document in {corpus.HELD_OUT_EVERY} of each text was kept out of training; nothing of wikitext2 was trained on (its words are split and its rare
-words replaced, which this tokenizer never saw).
+One document in {corpus.HELD_OUT_EVERY} of each text was kept out of training. The model was not trained on wikitext2. In wikitext2 words are
+split and rare words replaced, which this tokenizer never saw.
 
 | text | per token | bits per byte |
 |---|---|---|
@@ -128,15 +144,15 @@ words replaced, which this tokenizer never saw).
 
 ## Routing
 
-Entropy of the share of each expert over all tasks ({len(routing["tasks"])} kinds of text; the most is {shape.num_experts.bit_length() - 1} bits), and the share of the busiest expert
-(even routing would give {1 / shape.num_experts:.1%}):
+The table has the entropy of the expert shares over all tasks ({len(routing["tasks"])} kinds of text; {shape.num_experts.bit_length() - 1} bits at most). It also has the shares of the
+busiest and the idlest expert. Even routing would give {1 / shape.num_experts:.1%}.
 
 | layer | entropy, bits | busiest expert | idlest expert |
 |---|---|---|---|
 {layers}
 
-How far apart tasks route: Jensen-Shannon distance of their expert shares (0 the same, 1 disjoint). First each task's mean
-distance to the others by layer, then each pair's, mean over layers.
+The next tables show how differently tasks route, by the Jensen-Shannon distance of their expert shares (0: equal, 1: disjoint).
+The first has the mean distance of each task to the others by layer, the second that of each pair, mean over layers.
 
 {_by_layer(routing)}
 
