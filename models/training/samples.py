@@ -19,9 +19,9 @@ def render(rows: Sequence[Row], told: Sequence[Continuation]) -> str:
 
 _HEAD = f"""# Samples of the demo checkpoint
 
-Up to {SHOWN} rows of each kind that the [card](README.md) measures, the first ones drawn, not selected: of the test
-split, whose names, numbers and sentence patterns no training row has. `wrong` marks an answer that is not the one
-meant. Generated anew by `python -m models.training export`."""
+Up to {SHOWN} rows of each kind that the [card](README.md) measures. They are the first ones drawn from the test split, not
+selected. No training row has its names, numbers and sentence patterns. `wrong` marks an answer that differs from the expected
+one. `python -m models.training export` writes this page."""
 
 
 def _mixed(rows: Sequence[Row]) -> list[Row]:
@@ -46,7 +46,7 @@ def _stories(told: Sequence[Continuation]) -> str:
     lines = [
         "## Stories continued",
         "",
-        "The start was given; the rest, in italics, is the model's.",
+        "The start was given. The model wrote the part in italics.",
     ]
     for one in told[:SHOWN]:
         found = "; ".join(f"{fault.kind}: {fault.sentence}" for fault in one.faults)
