@@ -1,1 +1,1 @@
-"""One benchmark per claim of the README; ``moesaic bench`` runs them."""
+"""One benchmark per figure of docs/measured; ``moesaic bench`` runs them."""
