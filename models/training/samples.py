@@ -19,9 +19,9 @@ def render(rows: Sequence[Row], told: Sequence[Continuation]) -> str:
 
 _HEAD = f"""# Samples of the demo checkpoint
 
-Up to {SHOWN} rows of each kind that the [card](README.md) measures. They are the first ones drawn from the test split, not
-selected. No training row has its names, numbers and sentence patterns. `wrong` marks an answer that differs from the expected
-one. `python -m models.training export` writes this page."""
+Up to {SHOWN} rows of each kind that the [card](README.md) measures. They are the first ones drawn from the test
+split, not selected. No training row has its names, numbers and sentence patterns. `wrong` marks an answer that differs
+from the expected one. `python -m models.training export` writes this page."""
 
 
 def _mixed(rows: Sequence[Row]) -> list[Row]:
