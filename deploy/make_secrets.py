@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Make the secrets that compose.yaml hands to the services: ``deploy/secrets/``, one file each.
+"""Make the secrets that compose.yaml gives to the services: ``deploy/secrets/``, one file each.
 
     deploy/make_secrets.py [DIRECTORY]
 
-Files that are there already stay as they are, so running it again changes nothing; to get a new secret, remove
-its file (for one of Redis: its URL and ``redis_users``) and start the services again. Needs Python only.
+Existing files stay as they are, so a second run changes nothing. To get a new secret, remove its file (for one of
+Redis: its URL and ``redis_users``) and restart the services. Needs Python only.
 """
 
 import hashlib
@@ -18,12 +18,12 @@ REDIS = "redis:6379/0"  # as compose.yaml names it
 
 # Commands without keys.
 EVERYONE = "+ping +client|setname +select +unwatch +multi +exec +discard"
-# Each pair is a list of commands and the keys on which they may be used: %R~ is read, %W~ written. No role has a
-# command that empties, renames, scans or administers; of the index of workers only the scheduler takes ids out.
-# Within its patterns a role may destroy, but not forge: what is written is sealed with the cluster's secret.
+# Each pair is a list of commands and the keys on which they are allowed: %R~ is read, %W~ written. No role has a
+# command that empties, renames, scans or administers. Only the scheduler removes ids from the index of workers.
+# Within its patterns a role may destroy data, but not forge it: all data is sealed with the cluster's secret.
 READ, STREAM = "+strlen +get +mget", "+xread +xrevrange"
 DOCUMENTS = f"{READ} +watch +set +del"
-# Of entries. A box that takes none any more is emptied; the id of an entry shows whether another reader kept it.
+# Entries of a dead-letter stream. A full stream is emptied; the id of an entry shows whether another reader kept it.
 LETTERS = "+xadd +xrange +del"
 OWN = [
     (DOCUMENTS, "~{c}worker:{role}-* ~{c}generation:{role}-*"),
@@ -57,7 +57,7 @@ LEADS = [
     (STREAM, "%R~{c}ctl:load"),
     (LETTERS, "~{c}dlq:ctl:*"),
 ]
-# Which weights the cluster has: workers say so together.
+# The digest of the cluster's weights: all workers write it.
 AGREES = [(f"{READ} +watch +set", "~{c}weights")]
 RIGHTS = {
     "scheduler": [*OWN, *LOOKS_AT_WORKERS, *LOOKS_AT_PLACEMENTS, *LEADS],
@@ -73,7 +73,7 @@ RIGHTS = {
     "expert": [
         *OWN,
         *AGREES,
-        *LOOKS_AT_PLACEMENTS,  # one that stands by sees there whether it is still needed
+        *LOOKS_AT_PLACEMENTS,  # a standby worker sees there whether it is needed
         ("+xadd", "%W~{c}ctl:activations %W~{c}ctl:load"),
     ],
     "edge-agent": [
@@ -90,7 +90,8 @@ def main() -> None:
     """Write what is missing."""
     directory = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent / "secrets")
     directory.mkdir(parents=True, exist_ok=True)
-    directory.chmod(0o700)  # also if it was there already: the files are for everyone who gets in
+    # Also if it exists: its files are readable by all users with access to it.
+    directory.chmod(0o700)
     create(directory / "cluster_secret", secrets.token_hex(32))
     create(directory / "block_secret", secrets.token_hex(32))
     create(directory / "api_key", f"moesaic_sk_{secrets.token_urlsafe(32)}")
@@ -110,7 +111,7 @@ def create(path: Path, text: str) -> str:
         if not found:
             sys.exit(f"{path} is empty: remove it and run this again")
         return found
-    whole = path.with_suffix(".new")  # renamed once it is whole: half a secret must not stay
+    whole = path.with_suffix(".new")  # renamed when it is complete: half a secret must not stay
     whole.write_text(f"{text}\n", encoding="utf-8")
     whole.chmod(0o444)
     whole.rename(path)
@@ -118,12 +119,12 @@ def create(path: Path, text: str) -> str:
 
 
 def redis_url(role: str) -> str:
-    """Where a role's services reach Redis, with the role's password."""
+    """Return the URL of Redis for a role's services, with its password."""
     return f"redis://{role}:{quote(secrets.token_urlsafe(24))}@{REDIS}"
 
 
 def redis_users(urls: dict[str, str]) -> str:
-    """Redis's ACL file: one user per role, who may touch only what the role needs; passwords only as hashes."""
+    """Return Redis's ACL file: one user for each role with only the rights it needs; passwords as hashes."""
     users = [
         "user default off resetpass resetkeys resetchannels -@all",
         "user health on nopass resetkeys resetchannels -@all +ping",  # for Redis's own health check
