@@ -195,10 +195,10 @@ reference: .venv/installed-dev
 	@PYTHONPATH=libs:. $(BIN)/python docs/reference/generate.py
 
 # Pin what .venv holds now. To move to newer versions: rm -rf .venv constraints.txt, make a new
-# .venv by hand with pip install -e '.[all,dev]', test, then make lock.
+# .venv by hand with pip install -e '.[all,dev]' -e libs/moesaic_lab, test, then make lock.
 lock:
 	@$(BIN)/python -m pip --disable-pip-version-check list --format=freeze \
-	  | grep -Ev '^(moesaic|pip|setuptools|triton|wheel)==' | sed 's/+[A-Za-z0-9.]*$$//' | LC_ALL=C sort -f > constraints.txt
+	  | grep -Ev '^(moesaic|moesaic-lab|moesaic_lab|pip|setuptools|triton|wheel)==' | sed 's/+[A-Za-z0-9.]*$$//' | LC_ALL=C sort -f > constraints.txt
 	@echo "constraints.txt: $$(wc -l < constraints.txt) versions"
 
 .venv/bin/python:
@@ -215,9 +215,9 @@ lock:
 	@$(INSTALL) -e '.[all]'
 	@touch $@
 
-.venv/installed-dev: pyproject.toml constraints.txt | .venv/bin/python
-	@echo 'installing the services and the tools of development into .venv (some minutes the first time)'
-	@$(INSTALL) -e '.[all,dev]'
+.venv/installed-dev: pyproject.toml libs/moesaic_lab/pyproject.toml constraints.txt | .venv/bin/python
+	@echo 'installing the services, the lab and the tools of development into .venv (some minutes the first time)'
+	@$(INSTALL) -e '.[all,dev]' -e libs/moesaic_lab
 	@$(BIN)/python -c 'import triton' 2> /dev/null || $(INSTALL) '$(TRITON)'
 	@touch $@ .venv/installed-all
 

@@ -8,7 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # Kernels, panels, sizes and plans; but for what runs kernels of GPUs, or builds of its own.
 tests=(
     tests/kernels tests/native tests/models/layers tests/models/configuration/test_sizes.py
-    tests/models/weights/formats/test_models.py tests/experts/test_wire_rows.py tests/simulation/edge/test_native.py
+    tests/models/weights/formats/test_models.py tests/experts/test_wire_rows.py tests/moesaic_lab/simulation/edge/test_native.py
     tests/cli/suite/test_memory_plan.py tests/cli/edge/test_sizes.py
     --ignore=tests/kernels/triton --ignore=tests/kernels/test_segment_graphs.py --ignore=tests/native/test_sanitized.py
     --ignore=tests/models/layers/test_warm_up.py --ignore=tests/models/layers/test_decode_segments.py

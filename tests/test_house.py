@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SOURCES = ("libs/moesaic", "services", "benchmarks")
+SOURCES = ("libs/moesaic", "libs/moesaic_lab", "services", "benchmarks")
 
 # Words that a docstring does not begin with: neither verbs nor nouns.
 NO_BEGINNING = re.compile(

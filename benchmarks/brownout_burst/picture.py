@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from moesaic.cli.files.charts import chart, over_time
+from moesaic_lab.pictures.charts import chart, over_time
 
 COLOURS = {"none": "tab:red", "paper": "tab:orange", "ours": "tab:blue"}
 PANELS = {  # keys of series, and what they show

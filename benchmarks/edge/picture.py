@@ -6,7 +6,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from moesaic.cli.files.charts import chart, over_time
+from moesaic_lab.pictures.charts import chart, over_time
 
 COLOURS = {"migrating": "tab:blue", "staying": "tab:red"}
 SETTINGS = {"specialised": "tab:blue", "mixed": "tab:orange"}

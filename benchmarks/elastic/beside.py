@@ -8,8 +8,8 @@ import numpy as np
 from moesaic.messages.scaling import FleetShape, ScalingPolicy
 from moesaic.scaling import Scaler
 from moesaic.scaling.contract import Objectives, RecentDemand, ScalingState, ShapeBounds
-from moesaic.simulation.elastic.demand import DemandSeries
-from moesaic.simulation.elastic.fleets import FleetFamily
+from moesaic_lab.simulation.elastic.demand import DemandSeries
+from moesaic_lab.simulation.elastic.fleets import FleetFamily
 
 PAPER: dict[str, Any] = {
     "shapes": {"4": "1A6E", "16": "1A6E", "64": "1A8E", "256": "4A8E", "512": "8A14E"},

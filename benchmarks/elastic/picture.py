@@ -6,7 +6,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from moesaic.cli.files.charts import chart, over_time
+from moesaic_lab.pictures.charts import chart, over_time
 
 COLOURS = {"small": "tab:red", "large": "tab:green", "auto": "tab:blue"}
 LABELS = {"small": "1A1E", "large": "2A2E", "auto": "scaled by the scheduler"}

@@ -1,29 +1,29 @@
 """Studies of fleets of H100: throughput by batch, and GPU-hours of two days of arrivals by the size of their peak.
 
-The cost model is ``moesaic.simulation.elastic``: published rates, routing drawn by a seed. The paper's model is looked
-at with the costs too that ``moesaic bench costs`` measured on an H100; links stay published ones. Seconds of both are
-shorter than the paper's. So all is looked at again at the *paper's pace*, with every part so many times slower that the
-monolith behaves as in the paper's figure 7: 16 GPUs meet 200 ms up to 256 requests, and 512 need 32.
+The cost model is ``moesaic_lab.simulation.elastic``: published rates, routing drawn by a seed. The paper's model is
+looked at with the costs too that ``moesaic bench costs`` measured on an H100; links stay published ones. Seconds of
+both are shorter than the paper's. So all is looked at again at the *paper's pace*, with every part so many times
+slower that the monolith behaves as in the paper's figure 7: 16 GPUs meet 200 ms up to 256 requests, and 512 need 32.
 """
 
 from pathlib import Path
 from typing import Any
 
 from benchmarks.elastic.beside import PAPER, agreement_with_scaler
-from moesaic.cli.files.study_inputs import performance_of
 from moesaic.cli.terminal.stages import Stages
 from moesaic.messages.scaling import FleetShape
 from moesaic.scaling.contract import Objectives
-from moesaic.simulation.elastic.days import DecisionRule, FleetDays, with_least_headroom
-from moesaic.simulation.elastic.demand import DemandSeries
-from moesaic.simulation.elastic.fleet_times import Hardware
-from moesaic.simulation.elastic.fleets import FleetFamily, slowed
-from moesaic.simulation.elastic.hardware import device_profile
-from moesaic.simulation.elastic.model_shapes import model_shape
-from moesaic.simulation.elastic.roofline import roofline
-from moesaic.simulation.elastic.steady import StudiedFleet
-from moesaic.simulation.elastic.throughput import BatchFigure, at_shape, batch_figure
-from moesaic.simulation.trace_files import read_rates
+from moesaic_lab.commands.study_inputs import performance_of
+from moesaic_lab.simulation.elastic.days import DecisionRule, FleetDays, with_least_headroom
+from moesaic_lab.simulation.elastic.demand import DemandSeries
+from moesaic_lab.simulation.elastic.fleet_times import Hardware
+from moesaic_lab.simulation.elastic.fleets import FleetFamily, slowed
+from moesaic_lab.simulation.elastic.hardware import device_profile
+from moesaic_lab.simulation.elastic.model_shapes import model_shape
+from moesaic_lab.simulation.elastic.roofline import roofline
+from moesaic_lab.simulation.elastic.steady import StudiedFleet
+from moesaic_lab.simulation.elastic.throughput import BatchFigure, at_shape, batch_figure
+from moesaic_lab.simulation.trace_files import read_rates
 
 RATES, RATES_OF = Path(__file__).parents[1] / "data/servegen_rates.csv.gz", "m-small"
 DEVICE, MODELS = "h100", ("deepseek-v2", "qwen3-235b")

@@ -21,7 +21,7 @@ from benchmarks.simulate.rounds import LEAD_S, SHORTER, ServedLoad, measure_capa
 from moesaic.messages.scaling import FleetShape
 from moesaic.scaling.contract import Objectives, StepTimes
 from moesaic.scaling.replay import forecast
-from moesaic.simulation.arrivals import Floats
+from moesaic_lab.simulation.arrivals import Floats
 
 SHAPES = {"local": FleetShape(1, 0), "disaggregated": FleetShape(1, 2)}
 WIDER, QUICK_WIDER = 8, 1

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.common.load import COMPLETIONS, LoadClient
-from moesaic.simulation.arrivals import ArrivalTrace
+from moesaic_lab.simulation.arrivals import ArrivalTrace
 
 FIRST_PLAIN_TOKEN, LAST_PLAIN_TOKEN = 300, 4095  # of the demo model: past special ones and bytes
 Lengths = Sequence[tuple[int, int]]  # tokens of a prompt and of its answer

@@ -15,8 +15,8 @@ from benchmarks.simulate.watching import scheduler_predictor
 from moesaic.messages.scaling import ScalingPolicy
 from moesaic.scaling.contract import RecentDemand, ServingLimits, StepTimes
 from moesaic.services.scheduler.scaling.predictor import FleetPredictor
-from moesaic.simulation.arrivals import ArrivalTrace, RateCurve
-from moesaic.simulation.trace_files import read_arrivals
+from moesaic_lab.simulation.arrivals import ArrivalTrace, RateCurve
+from moesaic_lab.simulation.trace_files import read_arrivals
 
 AZURE = Path(__file__).parents[1] / "data/azure2023_conv.csv.gz"
 SHORTER = 10, 5  # times, prompts and answers: the demo model's context is short

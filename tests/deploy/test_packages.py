@@ -1,11 +1,12 @@
-"""The wheel and the source archive: the services lie within the library, and nowhere else."""
+"""The wheels and the source archive: services lie within the library, and the lab is a package of its own."""
 
-import importlib.util
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -15,9 +16,6 @@ from tests.suites import ROOT
 
 LINK = ROOT / "libs" / "moesaic" / "services"
 BUILD = "import sys; from hatchling import build; print(getattr(build, sys.argv[1])(sys.argv[2]))"
-needs_hatchling = pytest.mark.skipif(
-    importlib.util.find_spec("hatchling") is None, reason="builds need hatchling"
-)
 
 
 def built(what: str, source: Path, into: Path) -> Path:
@@ -65,7 +63,6 @@ def test_only_the_library_is_packed() -> None:
         assert f"\ndef {function}(" in path.read_text(encoding="utf-8")
 
 
-@needs_hatchling
 def test_wheels_of_the_tree_and_of_the_source_archive_have_every_service(tmp_path: Path) -> None:
     tree = copied(tmp_path / "copy")
     of_tree = modules_in(built("wheel", tree, tmp_path / "tree"))
@@ -82,3 +79,88 @@ def test_wheels_of_the_tree_and_of_the_source_archive_have_every_service(tmp_pat
     assert {name.partition("/")[0] for name in of_tree} == {"moesaic"}
     assert services <= of_tree
     assert of_archive == of_tree
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The product and the lab as wheels, by name."""
+    folder = tmp_path_factory.mktemp("wheels")
+    tree = copied(folder / "copy")
+    return {
+        "moesaic": built("wheel", tree, folder),
+        "moesaic_lab": built("wheel", tree / "libs" / "moesaic_lab", folder),
+    }
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All packages that are installed here, except ours."""
+    folder = tmp_path_factory.mktemp("packages")
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if not path.name.lower().startswith(("moesaic", "_moesaic", "__editable__")):
+            (folder / path.name).symlink_to(path)
+    return folder
+
+
+Installed = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def command(wheels: dict[str, Path], packages: Path, tmp_path: Path) -> Installed:
+    """Run ``moesaic`` where only some of our wheels are installed."""
+
+    def run(*words: str, installed: tuple[str, ...]) -> "subprocess.CompletedProcess[str]":
+        for name in installed:
+            with ZipFile(wheels[name]) as packed:
+                packed.extractall(tmp_path / "site")
+        paths = [str(tmp_path / "site"), str(packages)]
+        start = f"import sys; sys.path[:0] = {paths}; from moesaic.cli.main import main; main()"
+        return subprocess.run(
+            [sys.executable, "-I", "-S", "-c", start, *words],
+            cwd=tmp_path,
+            env={"COLUMNS": "100", "HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+        )
+
+    return run
+
+
+def test_the_wheel_of_the_lab_has_all_of_it_and_nothing_else(wheels: dict[str, Path]) -> None:
+    lab = ROOT / "libs" / "moesaic_lab"
+    found = {
+        str(path.relative_to(lab.parent))
+        for path in lab.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".toml"
+    }
+
+    assert modules_in(wheels["moesaic_lab"]) == found
+
+
+@pytest.mark.parametrize("name", ["simulate", "distill"])
+def test_without_the_lab_its_commands_say_how_to_install_it(command: Installed, name: str) -> None:
+    listed = command("--help", installed=("moesaic",))
+    refused = command(name, "--help", installed=("moesaic",))
+
+    assert listed.returncode == 0, listed.stderr
+    assert "Start a suite of services" in listed.stdout
+    assert name not in listed.stdout
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(f"moesaic: 'moesaic {name}' is a command of the package")
+    assert "pip install moesaic-lab" in refused.stderr
+
+
+def test_with_the_lab_its_commands_are_listed_and_run(command: Installed) -> None:
+    ours = ("moesaic", "moesaic_lab")
+
+    listed = command("--help", installed=ours)
+    explained = command("distill", "--help", installed=ours)
+    ran = command("simulate", "elastic", "--decide-every", "1s", installed=ours)
+
+    assert {"distill", "simulate"} <= set(listed.stdout.split())
+    assert explained.returncode == 0
+    assert "--joint-steps" in explained.stdout
+    assert (ran.returncode, ran.stderr) == (
+        2,
+        "moesaic: --decide-every 1s: must be from 10s to 24h\n",
+    )

@@ -7,7 +7,7 @@ from pathlib import Path
 import grimp
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("moesaic", "benchmarks", "models", "tests")
+PACKAGES = ("moesaic", "moesaic_lab", "benchmarks", "models", "tests")
 # Files that no import names, by how their paths begin: the module that a change of them changes, or tests.
 BEHIND = {
     "libs/moesaic/native/sources/": "moesaic.native.library",
@@ -18,6 +18,7 @@ BEHIND = {
     "compose": "tests.deploy.test_files",
     "README.md": "tests.deploy.test_docs",
     "CHANGELOG.md": "tests.deploy.test_docs",
+    "libs/moesaic_lab/pyproject.toml": "tests.deploy.test_packages",
     "pyproject.toml": "tests.deploy.test_packages",
 }
 

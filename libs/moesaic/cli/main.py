@@ -11,7 +11,6 @@ from moesaic.cli.commands import (
     bench,
     brownout,
     classify,
-    distill,
     doctor,
     experts,
     generate,
@@ -20,12 +19,12 @@ from moesaic.cli.commands import (
     run_batch,
     scale,
     serve,
-    simulate,
     status,
     token,
     trace,
     up,
 )
+from moesaic.cli.commands.installed import Commands
 from moesaic.cli.suite.service_settings import SettingsCommand
 from moesaic.cli.terminal.console import say
 from moesaic.cli.terminal.outcome import CommandError, Exit
@@ -33,6 +32,7 @@ from moesaic.errors import MoesaicError
 
 app = typer.Typer(
     name="moesaic",
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -47,7 +47,6 @@ app.command()(token.token)
 app.command()(classify.classify)
 app.command()(generate.generate)
 app.command()(run_batch.run_batch)
-app.command()(distill.distill)
 app.command()(doctor.doctor)
 app.command()(bench.bench)
 app.add_typer(api_key.app, name="api-key")
@@ -56,7 +55,6 @@ app.add_typer(placement.app, name="placement")
 app.add_typer(experts.app, name="experts")
 app.add_typer(brownout.app, name="brownout")
 app.add_typer(scale.app, name="scale")
-app.add_typer(simulate.app, name="simulate")
 app.command(cls=serve.RoleCommand, context_settings=PASS_THROUGH)(serve.serve)
 
 

@@ -55,6 +55,8 @@ def by_zsh(folder: Path, words: Sequence[str]) -> set[str]:
         (("plan", "--quantiz"), {"--quantization"}),
         (("brownout", "set", "--mode", "p"), {"paper"}),
         (("serve", "expert", "--slots"), {"--slots-per-layer"}),
+        (("sim",), {"simulate"}),
+        (("distill", "--joint-th"), {"--joint-threshold"}),
     ],
 )
 def test_a_shell_completes_every_flag_and_its_choices(

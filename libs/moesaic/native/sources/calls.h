@@ -62,7 +62,7 @@ struct layer {
     int32_t is_wide;  // `qk_norm`
 };
 
-// A simulated fleet of edge servers; moesaic.simulation.edge.state says what each is.
+// A simulated fleet of edge servers; moesaic_lab.simulation.edge.state says what each is.
 struct edge_state {
     int64_t num_sites, num_gpus, num_layers, num_experts, num_requests, top_k, running, num_answers;
     const int32_t *first_gpu, *site_of, *holder;

@@ -1,4 +1,4 @@
-// Advances a simulated fleet of edge servers: equal to moesaic.simulation.edge.reference, which explains
+// Advances a simulated fleet of edge servers: equal to moesaic_lab.simulation.edge.reference, which explains
 // it, to the last bit. A binary heap of events; nothing else costs as much.
 #include <math.h>
 #include <stdlib.h>

@@ -1,0 +1,1 @@
+"""The commands that only studies need, by entry points of the group ``moesaic.commands``."""

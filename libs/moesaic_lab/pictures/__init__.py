@@ -1,0 +1,1 @@
+"""How do results look? Pictures of studies, for commands and benchmarks."""
