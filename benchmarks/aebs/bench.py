@@ -29,9 +29,10 @@ from benchmarks.aebs.routing import (
 from benchmarks.common.routing_traces import DEMO_FLEETS, KINDS, demo_trace
 from moesaic.kernels import aebs
 from moesaic.native.library import library
-from moesaic.placement.evaluation.trace_report import evenly, halves
 from moesaic.placement.schedule.aebs import Costs, memory_bound, schedule_experts
-from moesaic.placement.schedule.baselines import POLICIES, activated_experts
+from moesaic.placement.schedule.serving import activated_experts
+from moesaic_lab.placement.trace_report import evenly, halves
+from moesaic_lab.scheduling.policies import SCHEDULES
 
 DRAWN_ROWS = 6000  # of each layer, half of them to count replicas on
 NO_HELP = 0.02  # a gain over random choice below this is none
@@ -150,13 +151,13 @@ def _measured(
     layers: Sequence[tuple[NDArray[np.int32], Sequence[Rows]]], rng: np.random.Generator
 ) -> dict[str, Any]:
     """Measure every policy on the same batches; each layer has its own, beside its replica table."""
-    counts: dict[str, list[Any]] = {name: [] for name in POLICIES}
+    counts: dict[str, list[Any]] = {name: [] for name in SCHEDULES}
     active = []
     for replicas, batches in layers:
         num_experts, num_instances = replicas.shape
         for topk_ids in batches:
             active.append(len(np.unique(topk_ids)) / num_experts)
-            for name, policy in POLICIES.items():
+            for name, policy in SCHEDULES.items():
                 served = policy(topk_ids, replicas, rng)
                 counts[name].append(activated_experts(topk_ids, served, num_experts, num_instances))
     largest = {name: float(np.max(c, axis=1).mean()) for name, c in counts.items()}

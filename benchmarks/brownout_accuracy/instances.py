@@ -23,9 +23,10 @@ from moesaic.kernels.promised import LayerRung, PromisedRows
 from moesaic.messages.placement import Placement
 from moesaic.messages.rung import Rung
 from moesaic.placement.decide.stand_ins import with_rung
-from moesaic.placement.evaluation.trace_report import evenly, halves
 from moesaic.placement.schedule.aebs import replica_table
-from moesaic.placement.schedule.baselines import POLICIES, activated_experts
+from moesaic.placement.schedule.serving import activated_experts
+from moesaic_lab.placement.trace_report import evenly, halves
+from moesaic_lab.scheduling.policies import SCHEDULES
 
 NUM_WORKERS = 4
 STEPS = 200  # of each kind, evenly spaced
@@ -157,5 +158,5 @@ def _split(
 
 def _most(ids: NDArray[np.int64], replicas: NDArray[np.int32]) -> int:
     chosen = ids[ids >= 0][:, None]
-    served = POLICIES["aebs"](chosen, replicas, np.random.default_rng(0))
+    served = SCHEDULES["aebs"](chosen, replicas, np.random.default_rng(0))
     return int(activated_experts(chosen, served, *replicas.shape).max())

@@ -18,13 +18,13 @@ from benchmarks.common.routing_traces import KINDS, demo_trace
 from benchmarks.placement.prediction import predictions
 from benchmarks.placement.times import record_us, sharing_layers, solve_seconds
 from moesaic.placement.evaluation.replay import activated_counts
-from moesaic.placement.evaluation.trace_report import evenly, halves, traffic_of
-from moesaic.placement.policies import POLICIES
 from moesaic.placement.policies.problem import PlacementProblem
 from moesaic.placement.policies.uniform import Slots
 from moesaic.placement.schedule.aebs import replica_table
 from moesaic.placement.traffic.statistics import MAX_KEPT_SAMPLES, Floats, LayerTraffic
 from moesaic.placement.traffic.trace import Trace, TracedStep
+from moesaic_lab.placement.policies import ALL_POLICIES
+from moesaic_lab.placement.trace_report import evenly, halves, traffic_of
 
 FLEETS = {"4x8": (8,) * 4, "4x10": (10,) * 4, "8x6": (6,) * 8, "8+12+20": (8, 12, 20)}
 COMPARED = (
@@ -134,7 +134,7 @@ def _compared(
         for idx in range(len(traffic))
     ]
     problem = PlacementProblem(traffic=traffic, slots=slots)
-    counts = {name: _largest(POLICIES[name](problem), masks) for name in COMPARED}
+    counts = {name: _largest(ALL_POLICIES[name](problem), masks) for name in COMPARED}
     return _beside_eplb(counts)
 
 
@@ -149,7 +149,7 @@ def _by_samples(trace: Trace, steps: int, draws: int) -> dict[str, list[float]]:
 
     def largest(policy: str, layers: tuple[LayerTraffic, ...]) -> float:
         problem = PlacementProblem(traffic=layers, slots=FLEETS["4x10"])
-        return float(_largest(POLICIES[policy](problem), masks)[0].mean())
+        return float(_largest(ALL_POLICIES[policy](problem), masks)[0].mean())
 
     base, figures = largest("eplb", traffic), {}
     for count in SAMPLES:
@@ -244,7 +244,7 @@ def _drawn(layers: int) -> dict[str, Any]:
         traffic = tuple(LayerTraffic.of_batches(layer[:50], shape.num_experts) for layer in batches)
         masks = [_masks(layer[50::5], shape.num_experts) for layer in batches]
         problem = PlacementProblem(traffic=traffic, slots=(slots,) * instances)
-        counts = {policy: _largest(POLICIES[policy](problem), masks) for policy in COMPARED}
+        counts = {policy: _largest(ALL_POLICIES[policy](problem), masks) for policy in COMPARED}
         figures[f"{name}, {instances}x{slots}"] = _beside_eplb(counts)
     return figures
 
@@ -266,7 +266,7 @@ def _remote(trace: Trace) -> dict[str, Any]:
     )  # servers count alike
     traffic = traffic_of(halves(trace, ("decode", "prefill", "mixed"))[0], trace.num_experts)
     figures = {}
-    for name, policy in POLICIES.items():
+    for name, policy in ALL_POLICIES.items():
         for shared in (False, True) if name in ("dance", "optimal") else (False,):
             problem = PlacementProblem(traffic=traffic, slots=EDGE_SLOTS, demand=demand)
             placed = policy(sharing_layers(problem) if shared else problem)

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from moesaic.messages.scheduling import ExpertScheduling
 from moesaic.placement.evaluation.replay import ReplayMeans, replay
-from moesaic.placement.evaluation.trace_report import evenly, halves, traffic_of
-from moesaic.placement.policies import POLICIES
 from moesaic.placement.policies.problem import PlacementProblem
 from moesaic.placement.policies.uniform import Slots
 from moesaic.placement.traffic.statistics import MAX_KEPT_SAMPLES
 from moesaic.placement.traffic.trace import Trace
+from moesaic_lab.placement.policies import ALL_POLICIES
+from moesaic_lab.placement.trace_report import evenly, halves, traffic_of
 
 CANDIDATES = ("eplb", "eplb-batches", "janus-batches")  # of the scheduler's policy ``auto``
 RIDGE_ROWS = 2
@@ -51,7 +51,7 @@ def _of_part(
     problem = PlacementProblem(
         traffic=tuple(replace(layer, sampled=layer.sampled[::2]) for layer in traffic), slots=slots
     )
-    placements = [POLICIES[name](problem) for name in ("uniform", *CANDIDATES)]
+    placements = [ALL_POLICIES[name](problem) for name in ("uniform", *CANDIDATES)]
     judged = _replayed(placements, [layer.sampled[1::2] for layer in traffic], how)
     best = min(range(1, len(placements)), key=lambda at: judged[at].max_load)
     then = [layer.sampled for layer in traffic_of(evenly(later, steps), trace.num_experts)]

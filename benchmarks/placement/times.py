@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from moesaic.placement.policies import POLICIES
 from moesaic.placement.policies.problem import PlacementProblem
 from moesaic.placement.traffic.recorder import ActivationRecorder
 from moesaic.placement.traffic.statistics import LayerTraffic
+from moesaic_lab.placement.policies import ALL_POLICIES
 
 
 def solve_seconds(shapes: dict[str, tuple[int, int, int, int]]) -> dict[str, dict[str, float]]:
@@ -20,7 +20,7 @@ def solve_seconds(shapes: dict[str, tuple[int, int, int, int]]) -> dict[str, dic
         demand = rng.gamma(0.3, size=(instances, layers, experts))
         problem = PlacementProblem(traffic=traffic, slots=(slots,) * instances, demand=demand)
         figures[called] = {}
-        for name, policy in POLICIES.items():
+        for name, policy in ALL_POLICIES.items():
             policy(
                 PlacementProblem(traffic=traffic[:1], slots=problem.slots, demand=demand[:, :1])
             )  # loads scipy
@@ -28,7 +28,7 @@ def solve_seconds(shapes: dict[str, tuple[int, int, int, int]]) -> dict[str, dic
             policy(problem)
             figures[called][name] = round(time.perf_counter() - started, 3)
         started = time.perf_counter()
-        POLICIES["optimal"](sharing_layers(problem))
+        ALL_POLICIES["optimal"](sharing_layers(problem))
         took = time.perf_counter() - started
         figures[called]["optimal, memory shared by layers"] = round(took, 3)
     return figures

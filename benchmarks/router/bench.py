@@ -19,6 +19,7 @@ from moesaic.cluster.rpc.channels import channel
 from moesaic.prefix.policies import POLICY_NAMES
 from moesaic.v1.gateway_pb2 import SetPolicyRequest
 from moesaic.v1.gateway_pb2_grpc import GatewayServiceStub
+from moesaic_lab.routing.policies import BASELINES
 
 OURS = "prefix-flops"
 CONSOLIDATED = f"{OURS}, consolidated"
@@ -101,7 +102,9 @@ async def _measure(
     suite: RunningSuite, workload: Workload, mix: Mix, rounds: int, clients: int, *, repeat: bool
 ) -> _Measured:
     measured = _Measured(SteadyTurns(rounds if repeat else 0))
-    policies = [*POLICY_NAMES, CONSOLIDATED] if repeat else list(POLICY_NAMES)
+    policies = [*POLICY_NAMES, *BASELINES]
+    if repeat:
+        policies.append(CONSOLIDATED)
     address = str(suite.processes["gateway"]["admin_address"])
     async with channel(address) as connection:
         stub = GatewayServiceStub(connection)

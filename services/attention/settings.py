@@ -6,10 +6,10 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from moesaic.addresses import is_everywhere, is_host_port
-from moesaic.messages.scheduling import BASELINES, ExpertScheduling
+from moesaic.messages.scheduling import SCHEDULINGS
 from moesaic.messages.wire import WireDtype
 from moesaic.settings import MaxModelLen, ModelSettings
-from moesaic.usage.flags import Unlisted
+from moesaic.usage.flags import OneOf, Unlisted
 
 MIN_KV_BLOCKS = 8
 
@@ -134,7 +134,7 @@ class AttentionSettings(ModelSettings):
         le=600,
         description="longest wait for one layer's answers to up to 512 rows; in proportion for more",
     )
-    expert_scheduling: Annotated[ExpertScheduling, Unlisted(BASELINES)] = Field(
+    expert_scheduling: Annotated[str, OneOf(SCHEDULINGS, "expert_schedulings")] = Field(
         "aebs",
         description="routed: the way expert workers choose among replicas: so that none has much more to do "
         "than others, by measured costs (aebs) or by experts alone (aebs-memory-bound); or by the "

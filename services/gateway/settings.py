@@ -7,10 +7,9 @@ from pydantic import Field, SecretStr
 
 from moesaic.model_names import name_of_model
 from moesaic.models.text.dialects.detection import ReasoningParser, ToolCallParser
-from moesaic.prefix.baselines import BASELINES
-from moesaic.prefix.policies import PolicyName
+from moesaic.prefix.policies import POLICY_NAMES
 from moesaic.settings import MaxModelLen, ServiceSettings
-from moesaic.usage.flags import Unlisted
+from moesaic.usage.flags import OneOf
 
 
 class GatewaySettings(ServiceSettings):
@@ -115,7 +114,7 @@ class GatewaySettings(ServiceSettings):
         description="guards the names of cached KV blocks; the same for attention workers "
         "(default: made from --secret)",
     )
-    router_policy: Annotated[PolicyName, Unlisted(tuple(BASELINES))] = Field(
+    router_policy: Annotated[str, OneOf(POLICY_NAMES, "router_policies")] = Field(
         "prefix-flops", description="how the attention worker of a request is picked"
     )
     router_consolidate: bool = Field(

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from benchmarks.common.placements import placed_worker
 from moesaic.errors import ExpertUnavailable, InvalidInput
 from moesaic.experts.assignment import Assigner, decision_digest, has_choice, serving_workers
-from moesaic.experts.basis import MAX_LOAD, AssignmentBasis
+from moesaic.experts.basis import MAX_LOAD, AssignmentBasis, all_schedulings
 from moesaic.messages.placement import Placement
-from moesaic.messages.scheduling import SCHEDULINGS, ExpertScheduling
+from moesaic.messages.scheduling import ExpertScheduling
 
 NUM_EXPERTS = 6
 CPU = torch.device("cpu")
@@ -54,7 +54,7 @@ batches = st.lists(
 
 
 @settings(deadline=None, max_examples=300)
-@given(placements(), batches, st.sampled_from(SCHEDULINGS), st.data())
+@given(placements(), batches, st.sampled_from(all_schedulings()), st.data())
 def test_each_choice_has_one_worker_that_holds_its_expert_and_all_agree(
     placement: Placement, topk_ids: torch.Tensor, policy: ExpertScheduling, data: st.DataObject
 ) -> None:
@@ -137,7 +137,7 @@ def test_rows_count_beyond_the_least_ridge_that_all_have_measured(
     assert assignment.num_experts + (assignment.served == 1).sum() == 4
 
 
-@pytest.mark.parametrize("policy", SCHEDULINGS)
+@pytest.mark.parametrize("policy", all_schedulings())
 def test_an_expert_that_nobody_holds_is_refused_where_a_row_wants_it(
     policy: ExpertScheduling,
 ) -> None:
@@ -190,7 +190,7 @@ def test_a_digest_stays_the_same_on_every_machine() -> None:
 
 terms = st.builds(
     AssignmentBasis,
-    st.sampled_from(SCHEDULINGS),
+    st.sampled_from(all_schedulings()),
     st.sets(st.integers(0, 9), min_size=1).map(lambda live: tuple(sorted(live))),
 )
 
@@ -217,7 +217,7 @@ def test_terms_come_back_as_they_were(
         torch.zeros(3, 3, dtype=torch.int64),
         torch.empty(1, 0, dtype=torch.int64),
         torch.tensor([[0]]),
-        torch.tensor([[len(SCHEDULINGS), 0]]),
+        torch.tensor([[len(all_schedulings()), 0]]),
         torch.tensor([[-1, 0]]),
         torch.tensor([[0, 1, 0]]),
         torch.tensor([[0, 1, 1]]),

@@ -37,7 +37,7 @@ def placements(draw: st.DrawFn) -> Placement:
 rows = st.permutations(range(NUM_EXPERTS)).map(lambda order: order[:TOP_K])
 
 
-@pytest.mark.parametrize("scheduling", ["aebs", "aebs-memory-bound", "static", "first"])
+@pytest.mark.parametrize("scheduling", ["aebs", "aebs-memory-bound", "static"])
 @settings(deadline=None, max_examples=100)
 @given(placement=placements(), chosen=st.lists(rows, min_size=1, max_size=30))
 def test_a_replay_decides_as_workers_do(

@@ -1,4 +1,3 @@
-import math
 from itertools import product
 
 import numpy as np
@@ -16,7 +15,7 @@ from moesaic.placement.schedule.aebs import (
     replica_table,
     schedule_experts,
 )
-from moesaic.placement.schedule.optimal import optimal_instances
+from moesaic_lab.scheduling.optimal import optimal_instances
 
 
 def test_replicas_are_numbered_slot_by_slot() -> None:
@@ -89,25 +88,6 @@ def test_the_order_of_rows_and_of_choices_does_not_matter(
 
     np.testing.assert_array_equal(one.instance, other.instance)
     np.testing.assert_array_equal(one.load, other.load)
-
-
-@given(st.data(), st.sampled_from(["replicas", "id"]))
-def test_the_largest_load_is_within_its_bound_of_the_least_possible(
-    batches: st.SearchStrategy, data: st.DataObject, order: str
-) -> None:
-    batch = data.draw(batches)
-    experts, num_instances = batch.replicas.shape
-    given_load = {"live": batch.live, "load": batch.load}
-
-    schedule = schedule_experts(
-        batch.topk_ids, batch.replicas, **given_load, order=order, improve=False
-    )
-
-    activated = expert_tokens(batch.topk_ids, experts) > 0
-    best = optimal_instances(activated, batch.replicas, **given_load)
-    best_load = batch.load + np.bincount(best[best >= 0], minlength=num_instances)
-    bound = math.ceil(math.log2(num_instances)) + 1
-    assert best_load.max() <= schedule.load.max() <= bound * best_load.max()
 
 
 @given(st.data(), st.integers(1, 3))
@@ -194,10 +174,8 @@ def test_fewest_choices_go_first() -> None:
     topk_ids = np.array([[0, 1]])
 
     ours = schedule_experts(topk_ids, replicas)
-    papers = schedule_experts(topk_ids, replicas, order="id", improve=False)
 
     assert ours.instance.tolist() == [1, 0]
-    assert papers.instance.tolist() == [0, 1]
 
 
 def test_what_is_carried_over_turns_a_batch_to_others() -> None:

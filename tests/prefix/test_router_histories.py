@@ -20,6 +20,7 @@ from hypothesis.stateful import (
 from moesaic.prefix.policies import POLICY_NAMES
 from moesaic.prefix.router import PrefixRouter
 from moesaic.prefix.shadows import PACE, Job, OthersWork
+from moesaic_lab.routing.policies import BASELINES
 from tests.prefix.fleets import BLOCK, FLOPS, LIMITS, PATHS, SATURATION, chain
 
 
@@ -205,7 +206,7 @@ class Fleets(RuleBasedStateMachine):
     def let_time_pass(self, seconds: float) -> None:
         self.now_s += seconds
 
-    @rule(policy=st.sampled_from(["prefix-flops"] * 6 + list(POLICY_NAMES)))
+    @rule(policy=st.sampled_from(["prefix-flops"] * 6 + [*POLICY_NAMES, *BASELINES]))
     def switch(self, policy: str) -> None:
         self.router.set_policy(policy, consolidate=self.consolidate)
         for job in self.waiting.values():

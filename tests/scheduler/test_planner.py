@@ -89,7 +89,7 @@ def saying(*answers: Any, then: str = "") -> tuple[str, ...]:
 NEVER_ENDS, CRASHES = "time.sleep(600)", "raise SystemExit(1)"
 GARBAGE = "out.write(struct.pack('<I', 3) + b'abc'); out.flush(); time.sleep(600)"
 TOO_LONG = "out.write(struct.pack('<I', 2**31)); out.flush(); time.sleep(600)"
-QUESTION = Solve(policy="uniform", slots=[4], held=[], traffic=[], expert_bytes=1)
+QUESTION = Solve(policy="eplb", slots=[4], held=[], traffic=[], expert_bytes=1)
 
 
 class FirstThenReal(Solver):
@@ -126,13 +126,13 @@ async def first_then_real(
         await asked.end()
 
 
-async def plan(start: Any, policy: str = "janus", feed: Any = None, **changes: Any) -> Any:
+async def plan(start: Any, policy: str = "janus-batches", feed: Any = None, **changes: Any) -> Any:
     planner = Planner(feed or Feed(), 0.03, start)
     records = [msgspec.structs.replace(record, **changes) for record in RECORDS]
     return await planner.plan(CURRENT, records, policy, [], 1000.0)
 
 
-@pytest.mark.parametrize("policy", ["auto", "janus", "eplb", "janus-batches"])
+@pytest.mark.parametrize("policy", ["auto", "eplb", "janus-batches"])
 async def test_a_real_solver_spreads_hot_experts_and_moves_few(policy: str) -> None:
     made = await plan(partial(solver, limit_s=60.0), policy)
 
@@ -267,7 +267,7 @@ async def test_any_gain_will_do_where_none_in_particular_is_wanted() -> None:
     async def made_of(loads: list[float]) -> Any:
         answers = Solved(slots=other), Replayed(activated=loads, loads=loads, batches=80)
         planner = Planner(Feed(), 0.0, partial(solver, saying(*answers)))
-        return await planner.plan(CURRENT, RECORDS, "janus", [], None)
+        return await planner.plan(CURRENT, RECORDS, "janus-batches", [], None)
 
     assert (await made_of([4.0, 3.99])).worthwhile
     assert not (await made_of([4.0, 4.0])).worthwhile

@@ -262,7 +262,7 @@ async def test_a_redis_that_lost_everything_gets_the_policy_back(suite):
     scheduler = await suite.scheduler()
     async with suite.expert("a", slots=8) as a, scheduler.stub() as stub:
         await a.until_epoch(1)
-        request = pb.SchedulerServiceSetPolicyRequest(policy="redundance")
+        request = pb.SchedulerServiceSetPolicyRequest(policy="eplb-batches")
         await stub.SetPolicy(request)
         suite.redis.kill(lose_data=True)
         suite.redis.start()
@@ -270,7 +270,7 @@ async def test_a_redis_that_lost_everything_gets_the_policy_back(suite):
         policies = msgspec.msgpack.Decoder(PlacementPolicy)
         while (found := await suite.bus.get(PLACEMENT, policies)) is None:
             await asyncio.sleep(0.05)
-        assert (found.policy, found.version > 0) == ("redundance", True)
+        assert (found.policy, found.version > 0) == ("eplb-batches", True)
     assert suite.view.epoch == 1
 
 

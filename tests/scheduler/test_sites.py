@@ -160,10 +160,10 @@ async def test_few_requests_of_a_site_move_nothing() -> None:
 
 
 async def test_a_policy_of_batches_is_refused() -> None:
-    plan = await planner(Feed(), told("a0", "a1")).plan(CURRENT, RECORDS, "janus", [])
+    plan = await planner(Feed(), told("a0", "a1")).plan(CURRENT, RECORDS, "janus-batches", [])
 
     assert not plan.worthwhile
-    assert plan.reason.startswith("janus needs the batches of expert workers")
+    assert plan.reason.startswith("janus-batches needs the batches of expert workers")
 
 
 async def test_without_the_optimum_a_heuristic_plans() -> None:

@@ -13,13 +13,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moesaic.errors import ExpertUnavailable
-from moesaic.experts import baselines
 from moesaic.kernels import aebs
 from moesaic.messages.placement import EMPTY_SLOT, Placement
 from moesaic.messages.scheduling import ExpertScheduling
 from moesaic.placement.schedule.aebs import NONE, Costs, live_replicas, replica_table
-from moesaic.placement.schedule.baselines import activated_experts
-from moesaic.placement.schedule.serving import replicas_on, serving_costs, serving_replicas
+from moesaic.placement.schedule.serving import (
+    Choose,
+    activated_experts,
+    serving_costs,
+    serving_replicas,
+)
+from moesaic.plugins import plugins
 from moesaic.transport.device_memory import begin_to_host, to_device
 
 
@@ -79,7 +83,9 @@ class Assigner:
             live: indices of the workers that may serve.
             device: of the batches.
         """
-        self._layer, self._worker_idx, self._scheduling = layer, worker_idx, scheduling
+        self._layer, self._worker_idx = layer, worker_idx
+        added = plugins("expert_schedulings").get(scheduling)
+        self._choose: Choose | None = None if added is None else added.load()
         slots = placement.slots[placement.layers.index(layer)]
         num_workers = len(slots)
         lives = np.zeros(num_workers, bool)
@@ -104,8 +110,7 @@ class Assigner:
     @property
     def native(self) -> dict[str, Any] | None:
         """Fields of ``AnswerableArgs`` that decide alike; ``None`` if Python has to decide."""
-        by_hand = (*baselines.BY_ROW, *baselines.BY_BATCH)
-        if not self._all_held or self._scheduling in by_hand or self._replicas.is_cuda:
+        if not self._all_held or self._choose is not None or self._replicas.is_cuda:
             return None
         return {
             "replicas": self._replicas,
@@ -135,16 +140,11 @@ class Assigner:
             wanted = set(topk_ids.flatten().tolist())
             if missing := [e for e in self._unheld.nonzero().flatten().tolist() if e in wanted]:
                 raise ExpertUnavailable(self._layer, len(missing))
-        if self._scheduling in baselines.BY_ROW:
-            return self._assign_by_row(topk_ids, seed)
-        replicas = self._replicas
-        if self._scheduling in baselines.BY_BATCH:
-            ids = topk_ids.cpu().numpy()
-            instance = baselines.choose_by_batch(self._scheduling, ids, self._held, seed)
-            replicas = torch.from_numpy(replicas_on(self._held, instance)).to(replicas.device)
+        if self._choose is not None:
+            return self._assign_by_row(self._choose, topk_ids, seed)
         carried = self._no_load if load is None else self._loads(load)
         schedule = aebs.schedule_experts(
-            topk_ids, replicas, self._lives, carried, self._costs, self._window
+            topk_ids, self._replicas, self._lives, carried, self._costs, self._window
         )
         instance = begin_to_host(schedule.instance).numpy()
         load_after = begin_to_host(schedule.load).numpy()
@@ -161,12 +161,14 @@ class Assigner:
         carried[list(self._live)] = torch.tensor(load)
         return to_device(carried, self._no_load.device)
 
-    def _assign_by_row(self, topk_ids: Tensor, seed: bytes) -> Assignment:
+    def _assign_by_row(self, choose: Choose, topk_ids: Tensor, seed: bytes) -> Assignment:
         ids = topk_ids.cpu().numpy()
-        served = baselines.choose_by_row(self._scheduling, ids, self._held, seed)
+        real = ids >= 0
+        served = np.full(ids.shape, NONE, np.int32)
+        rng = np.random.default_rng(int.from_bytes(seed, "little"))
+        served[real] = choose(ids[real][:, None], self._held, rng)[:, 0]
         slots = self._held[ids, served] - self._window[0]
         slot_ids = np.where(served == self._worker_idx, slots, np.int32(NONE))
-        real = ids >= 0
         counts = activated_experts(ids[real], served[real], *self._held.shape)
         slots_there = torch.from_numpy(slot_ids).to(topk_ids.device)
         return Assignment(slots_there, served, counts, self._worker_idx, lambda: counts)

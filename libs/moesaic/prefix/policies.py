@@ -1,25 +1,17 @@
 """Policies by name: ``prefix-flops`` is ours, ``moe-prefill`` the paper's frontend (section 7, algorithm 1)."""
 
-from typing import Literal, get_args
+from typing import cast
 
-from moesaic.prefix.baselines import BASELINES
+from moesaic.errors import InvalidInput
+from moesaic.plugins import plugins
 from moesaic.prefix.fleet import ShadowFleet
 from moesaic.prefix.policy import Behind, Pick, Policy, RoutingContext
 from moesaic.prefix.shadows import Job, Shadow
 
-PolicyName = Literal[
-    "prefix-flops",
-    "moe-prefill",
-    "round-robin",
-    "least-requests",
-    "least-tokens",
-    "shortest-prefill-first",
-    "prefix-only",
-]
+POLICY_NAMES = ("prefix-flops", "moe-prefill")
 # A spill that makes a prompt so many times as dear is worth waiting for another worker. In simulated
 # mixes of long shared and short single prompts anything from 1.1 to 2 did equally well.
 WORTH_WAITING = 1.25
-POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
 
 
 class PrefixFlops(Policy):
@@ -67,9 +59,15 @@ class PrefixFlops(Policy):
         return fleet.least_loaded(best)
 
 
-def make_policy(name: PolicyName, *, consolidate: bool, max_wait_s: float) -> Policy:
-    """Make a policy by its name; baselines have no options."""
-    if name in BASELINES:
-        return BASELINES[name]()
-    patient = name == "prefix-flops"
-    return PrefixFlops(patient=patient, consolidate=consolidate, max_wait_s=max_wait_s)
+def make_policy(name: str, *, consolidate: bool, max_wait_s: float) -> Policy:
+    """Make a policy by its name; those that other packages add have no options.
+
+    Raises:
+        InvalidInput: there is no such policy.
+    """
+    if name in POLICY_NAMES:
+        patient = name == "prefix-flops"
+        return PrefixFlops(patient=patient, consolidate=consolidate, max_wait_s=max_wait_s)
+    if (added := plugins("router_policies").get(name)) is None:
+        raise InvalidInput("policy", f"must be one of {', '.join(POLICY_NAMES)}")
+    return cast("type[Policy]", added.load())()

@@ -17,12 +17,12 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from moesaic.errors import InvalidInput, Overloaded
+from moesaic.errors import Overloaded
 from moesaic.fairness import Claim, Shares, who_gives_way
 from moesaic.prefix.crowd import Room
 from moesaic.prefix.fleet import ShadowFleet
 from moesaic.prefix.flops import ModelFlops
-from moesaic.prefix.policies import POLICY_NAMES, PolicyName, make_policy
+from moesaic.prefix.policies import make_policy
 from moesaic.prefix.policy import Behind, RoutingContext
 from moesaic.prefix.shadows import Job, JobId, Shadow, WorkerKey
 
@@ -68,7 +68,7 @@ class PrefixRouter:
         self,
         flops: ModelFlops,
         limits: RouterLimits,
-        policy: PolicyName = "prefix-flops",
+        policy: str = "prefix-flops",
         *,
         consolidate: bool = False,
     ) -> None:
@@ -97,13 +97,10 @@ class PrefixRouter:
         Raises:
             InvalidInput: there is no such policy.
         """
-        if policy not in POLICY_NAMES:
-            raise InvalidInput("policy", f"must be one of {', '.join(POLICY_NAMES)}")
-        self.policy_name: PolicyName = policy
-        self.consolidate = consolidate
         self._policy = make_policy(
             policy, consolidate=consolidate, max_wait_s=self.limits.max_wait_s
         )
+        self.policy_name, self.consolidate = policy, consolidate
         for waiting in self._queue:
             waiting.behind = 0
 

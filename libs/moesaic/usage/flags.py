@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel, GetCoreSchemaHandler, SecretStr
 from pydantic.fields import FieldInfo
+from pydantic_core.core_schema import CoreSchema, no_info_after_validator_function
 
+from moesaic.plugins import plugins
 from moesaic.usage.nearest import proposal
 
 OTHERS = "Options"  # the group of fields that come before any marked one
@@ -15,9 +17,33 @@ OTHERS = "Options"  # the group of fields that come before any marked one
 
 @dataclass(frozen=True)
 class Unlisted:
-    """Choices that a setting takes but its help does not show, such as baselines to compare with."""
+    """Choices that a setting takes but its help does not show."""
 
     choices: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """The mark of a text that must be one of these names, or one that a package adds, which no help shows.
+
+    Attributes:
+        names: that help and completion show.
+        plugins: the kind of what packages add; see ``moesaic.plugins``.
+    """
+
+    names: tuple[str, ...]
+    plugins: str
+
+    def __get_pydantic_core_schema__(
+        self, source: type[str], handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Check the text once it is one."""
+        return no_info_after_validator_function(self._checked, handler(source))
+
+    def _checked(self, text: str) -> str:
+        if text not in self.names and text not in plugins(self.plugins):
+            raise ValueError(f"must be one of {', '.join(self.names)}")
+        return text
 
 
 @dataclass(frozen=True)
@@ -133,6 +159,9 @@ def _next_value(flag: Flag, value: str | None, known: dict[str, Flag]) -> str:
 
 def _form(field: FieldInfo) -> str:
     annotation: Any = field.annotation
+    for mark in field.metadata:
+        if isinstance(mark, OneOf):
+            return f"<{'|'.join(mark.names)}>"
     if get_origin(annotation) is Literal:
         hidden = [c for mark in field.metadata if isinstance(mark, Unlisted) for c in mark.choices]
         listed = [choice for choice in get_args(annotation) if choice not in hidden]

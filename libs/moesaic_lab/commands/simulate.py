@@ -10,6 +10,7 @@ from moesaic.cli.terminal.console import print_json, print_table, progress_bar, 
 from moesaic.cli.terminal.options import JsonOption
 from moesaic.cli.terminal.outcome import CommandError, Exit
 from moesaic_lab.commands.simulate_edge import edge
+from moesaic_lab.commands.simulate_trace import trace
 
 if TYPE_CHECKING:
     from moesaic_lab.simulation.elastic.demand import DemandSeries
@@ -30,6 +31,7 @@ def studies() -> None:
 
 
 app.command()(edge)
+app.command()(trace)
 
 
 @app.command()

@@ -8,10 +8,10 @@ import typer
 
 from moesaic.cli.terminal.console import print_json, print_table, progress_bar, say
 from moesaic.cli.terminal.options import JsonOption
-from moesaic.cli.terminal.outcome import CommandError, Exit, correcting, using
+from moesaic.cli.terminal.outcome import CommandError, Exit, correcting
+from moesaic_lab.commands.study_inputs import read_trace
 
 if TYPE_CHECKING:
-    from moesaic.placement.traffic.trace import Trace
     from moesaic_lab.simulation.edge.scale import ScaleStudy
     from moesaic_lab.simulation.edge.state import Advance
 
@@ -64,7 +64,7 @@ def edge(
     with correcting():
         study = ScaleStudy.of(
             costs,
-            None if trace is None else _trace(trace),
+            None if trace is None else read_trace(trace, f"--trace {trace}"),
             mix=mix,
             mean_prompt=prompt_tokens,
             requests=requests,
@@ -98,13 +98,6 @@ def _numbers(option: str, text: str, whole: bool = False) -> list[float]:
             f"{option} {text}: must be numbers above 0, by commas, such as 4,16", Exit.USAGE
         )
     return found
-
-
-def _trace(file: Path) -> "Trace":
-    from moesaic.placement.traffic.trace import Trace
-
-    with using(f"--trace {file}"):
-        return Trace.decode(file.read_bytes())
 
 
 def _advance() -> "Advance":

@@ -3,12 +3,14 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moesaic.cli.terminal.outcome import using
 from moesaic.errors import InvalidInput
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from moesaic.messages.performance import PerformanceModel
+    from moesaic.placement.traffic.trace import Trace
     from moesaic_lab.simulation.elastic.demand import DemandSeries
     from moesaic_lab.simulation.elastic.model_shapes import ModelShape
 
@@ -106,6 +108,23 @@ def _of_report(figures: Any, model: str) -> Any:
     if len(found) != 1:
         raise InvalidInput("costs", f"must have the model {model}, and has {', '.join(named)}")
     return named[found[0]]
+
+
+def read_trace(file: Path, what: str) -> "Trace":
+    """Read a trace of ``moesaic trace record``.
+
+    Args:
+        file: to read.
+        what: the flag with the file's name, or the name alone.
+
+    Raises:
+        CommandError: it cannot be read.
+        InvalidInput: it is no trace.
+    """
+    from moesaic.placement.traffic.trace import Trace
+
+    with using(what):
+        return Trace.decode(file.read_bytes())
 
 
 def routing_of(path: Path, model: "ModelShape") -> "list[NDArray[Any]]":

@@ -34,7 +34,7 @@ BEST, IF_THAT_FAILS = "optimal", "dance"  # what ``auto`` asks for
 # Of real time, at the lowest priority. A plan that takes so long gives way to workers and operators.
 SOLVE_S = 100.0
 # What these ask for, agents do not tell: which experts are activated together, and batches.
-OF_BATCHES = frozenset({"janus", "janus-unscaled", "janus-batches", "eplb-batches"})
+OF_BATCHES = frozenset({"janus-batches", "eplb-batches"})
 LEAST_ROWS = 256  # of a site, before its demand is worth a plan
 NOTABLE_SHARE = 1 / 3  # of the mean demand of sites; with less a site has no say in that
 # Sites that exchange tasks are seen to have changed some windows apart, and one plan is for all of them.

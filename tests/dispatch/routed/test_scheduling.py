@@ -8,8 +8,8 @@ import torch
 
 from moesaic.dispatch.routed.notes import DIVERGENCES
 from moesaic.experts.answering import ACTIVATED, MOST_ACTIVATED
-from moesaic.experts.basis import AssignmentBasis
-from moesaic.messages.scheduling import SCHEDULINGS, ExpertScheduling
+from moesaic.experts.basis import AssignmentBasis, all_schedulings
+from moesaic.messages.scheduling import ExpertScheduling
 from moesaic.transport.frame import Frame, FrameKind
 from tests.dispatch.conftest import value_of
 
@@ -32,7 +32,7 @@ async def test_workers_that_choose_other_experts_are_caught_and_overruled(
         assert value_of(DIVERGENCES) == before + 1
 
 
-@pytest.mark.parametrize("scheduling", SCHEDULINGS)
+@pytest.mark.parametrize("scheduling", all_schedulings())
 async def test_every_policy_gives_the_sums_of_local_experts(
     cluster: Any, tiny_model: Any, scheduling: ExpertScheduling
 ) -> None:

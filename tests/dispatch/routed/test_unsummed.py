@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from moesaic.errors import ExpertUnavailable
 from moesaic.experts import unsummed
-from moesaic.messages.scheduling import SCHEDULINGS, ExpertScheduling
+from moesaic.experts.basis import all_schedulings
+from moesaic.messages.scheduling import ExpertScheduling
 from moesaic.transport.frame import Frame, FrameKind
 from tests.dispatch.routed.test_routed import HALVES, NUM_EXPERTS, NUM_LAYERS, placements
 
@@ -43,7 +44,7 @@ async def layers_of(c: Any, rows: int, *, local: bool = False) -> list[torch.Ten
 @given(
     slots=placements,
     others=placements,
-    scheduling=st.sampled_from(SCHEDULINGS),
+    scheduling=st.sampled_from(all_schedulings()),
     rows=st.integers(1, 40),
 )
 @settings(

@@ -14,6 +14,7 @@ from moesaic.services.gateway.admin import GatewayAdmin
 from moesaic.services.gateway.workers.answer_lengths import AnswerLengths
 from moesaic.v1 import attention_pb2 as pb
 from moesaic.v1 import gateway_pb2
+from moesaic_lab.routing.policies import BASELINES
 
 PROMPT = list(range(100, 140))  # two full blocks and a half
 BODY = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0}
@@ -199,7 +200,7 @@ async def test_the_policy_can_be_seen_and_switched_while_requests_come(
     async with open_house(says, says, block_secret="between us") as house:
         await opened(house, hasher, {1: names(hasher, PROMPT)})
         admin: Any = GatewayAdmin(house.gateway.workers.routing)
-        for policy in POLICY_NAMES:
+        for policy in (*POLICY_NAMES, *BASELINES):
             request = gateway_pb2.SetPolicyRequest(policy=policy, consolidate=True)
             await admin.SetPolicy(request, None)
             response = await house.client.post("/v1/completions", json=BODY)

@@ -8,16 +8,17 @@ import pytest
 from hypothesis import assume, given, settings
 
 from moesaic.errors import InvalidInput, PlacementInfeasible
-from moesaic.placement.policies import POLICIES, make_placement
+from moesaic.placement.policies import make_placement
 from moesaic.placement.policies.dance import layer_counts
 from moesaic.placement.policies.packing import fitted, pack_devices
 from moesaic.placement.policies.problem import PlacementProblem
 from moesaic.placement.policies.room import even_shares
+from moesaic_lab.placement.policies import ALL_POLICIES
 from tests.placement.drawn import traffic_of
 from tests.placement.policies.edges import edges, has_room, require_sound
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", ALL_POLICIES)
 @settings(max_examples=40, deadline=None)
 @given(problem=edges())
 def test_every_policy_covers_layers_within_memory_or_says_what_is_missing(
@@ -36,7 +37,7 @@ def test_every_policy_covers_layers_within_memory_or_says_what_is_missing(
     assert placed == make_placement(name, problem)
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", ALL_POLICIES)
 def test_a_shortfall_of_memory_is_exact(name: str) -> None:
     # Six experts fit where eight are needed: half an expert is left on each device.
     problem = PlacementProblem(

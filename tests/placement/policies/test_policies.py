@@ -12,7 +12,7 @@ from scipy import optimize
 
 from moesaic.errors import InvalidInput, PlacementInfeasible
 from moesaic.messages.placement import EMPTY_SLOT
-from moesaic.placement.policies import POLICIES, make_placement
+from moesaic.placement.policies import make_placement
 from moesaic.placement.policies.janus import (
     _cheapest_swap,
     janus,
@@ -22,6 +22,7 @@ from moesaic.placement.policies.janus import (
 from moesaic.placement.policies.problem import PlacementProblem
 from moesaic.placement.policies.replication import Board, replicate
 from moesaic.placement.traffic.statistics import LayerTraffic
+from moesaic_lab.placement.policies import ALL_POLICIES
 from tests.placement.drawn import traffic_of
 
 
@@ -52,7 +53,7 @@ def problems(draw: st.DrawFn) -> PlacementProblem:
     )
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", ALL_POLICIES)
 @settings(max_examples=40, deadline=None)
 @given(problem=problems())
 def test_every_expert_is_held_and_no_instance_has_too_many(
@@ -73,14 +74,14 @@ def test_every_expert_is_held_and_no_instance_has_too_many(
 def test_the_same_problem_has_the_same_answer_in_every_process() -> None:
     source = (
         "import numpy as np\n"
-        "from moesaic.placement.policies import POLICIES\n"
+        "from moesaic_lab.placement.policies import ALL_POLICIES\n"
         "from moesaic.placement.policies.problem import PlacementProblem\n"
         "from moesaic.placement.traffic.statistics import LayerTraffic\n"
         "from moesaic.placement.policies.uniform import refill\n"
         "batches = [np.array([[0, 1, 2], [3, 1, 2]]), np.array([[8, 7, 1], [6, 5, 4]])]\n"
         "layers = tuple(LayerTraffic.of_batches(b, 9) for b in (batches, batches[:1]))\n"
         "problem = PlacementProblem(traffic=layers, slots=(4, 4, 5))\n"
-        "print({name: policy(problem) for name, policy in POLICIES.items()})\n"
+        "print({name: policy(problem) for name, policy in ALL_POLICIES.items()})\n"
         "print(refill(9, [[[0, -1, -1, 1], [2, 3, -1, -1], [-1] * 5]]))\n"
     )
 
@@ -93,7 +94,7 @@ def test_the_same_problem_has_the_same_answer_in_every_process() -> None:
     assert said("1") == said("2") != ""
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", ALL_POLICIES)
 def test_a_shortfall_is_told_in_slots_and_bytes(name: str) -> None:
     problem = PlacementProblem(traffic=(traffic_of(9, 1),) * 2, slots=(4, 4), expert_bytes=1000)
 
@@ -103,7 +104,7 @@ def test_a_shortfall_is_told_in_slots_and_bytes(name: str) -> None:
     assert (caught.value.missing_slots, caught.value.missing_bytes) == (2, 2000)
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", ALL_POLICIES)
 def test_junk_in_counts_does_no_harm(name: str) -> None:
     bad = np.array([np.nan, 1e300, -5.0, np.inf, 1.0])
     square = np.full((5, 5), np.nan, np.float32)
@@ -340,7 +341,7 @@ def test_rows_are_balanced_by_those_that_balance_rows() -> None:
     assert heaviest("uniform") > 1.2 * even
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", ALL_POLICIES)
 def test_traffic_that_has_faded_places_as_it_did(name: str) -> None:
     traffic = tuple(traffic_of(12, seed) for seed in (3, 4))
     faded = tuple(layer.decayed(2.0**-40) for layer in traffic)
@@ -350,7 +351,7 @@ def test_traffic_that_has_faded_places_as_it_did(name: str) -> None:
     assert then == make_placement(name, PlacementProblem(traffic=traffic, slots=(5, 5, 5)))
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", ALL_POLICIES)
 @pytest.mark.parametrize("slots", [(8,), (9,), (1,) * 8, (1,) * 12, (4, 4), (0, 8, 3)])
 def test_without_any_traffic_experts_are_placed_all_the_same(
     name: str, slots: tuple[int, ...]

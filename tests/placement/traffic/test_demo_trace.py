@@ -9,7 +9,7 @@ from benchmarks.common.routing_traces import DEMO_TRACE, KINDS, demo_trace
 from moesaic.models.configuration.config import load_config
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.digest import weights_digest
-from moesaic.placement.evaluation.trace_report import halves
+from moesaic_lab.placement.trace_report import halves
 
 DEMO = Path(__file__).parents[3] / "models" / "demo"
 

@@ -49,7 +49,7 @@ def test_a_suite_is_recorded_part_by_part_and_replayed(
     assert first.num_rows >= 30
     assert both.parts == ("one", "two")
     assert len(both.selected(["one"])) == len(first.steps) < len(both.steps)
-    shown = disaggregated.cli("trace", "replay", str(file), "--instances", "2", "--json")
+    shown = disaggregated.cli("simulate", "trace", str(file), "--instances", "2", "--json")
     assert shown.returncode == 0, shown.stderr
     facts = json.loads(shown.stdout)
     assert sum(part["rows"] for part in facts["parts"]) == both.num_rows
@@ -98,7 +98,7 @@ def test_who_records_second_is_told_so(disaggregated: Suite, tmp_path: Path) -> 
 def test_what_cannot_be_recorded_or_read_is_said(tmp_path: Path) -> None:
     def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            [sys.executable, "-m", "moesaic.cli", "trace", *arguments],
+            [sys.executable, "-m", "moesaic.cli", *arguments],
             cwd=tmp_path,
             capture_output=True,
             text=True,
@@ -108,11 +108,11 @@ def test_what_cannot_be_recorded_or_read_is_said(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no trace")
 
     nowhere, damaged, absent = (
-        run("record", "x"),
-        run("replay", "text"),
-        run("replay", "absent"),
+        run("trace", "record", "x"),
+        run("simulate", "trace", "text"),
+        run("simulate", "trace", "absent"),
     )
-    few = run("replay", str(DEMO_TRACE), "--instances", "2", "--slots", "3")
+    few = run("simulate", "trace", str(DEMO_TRACE), "--instances", "2", "--slots", "3")
 
     assert (nowhere.returncode, damaged.returncode, absent.returncode) == (3, 2, 2)
     assert "nothing runs in this directory" in nowhere.stderr

@@ -1,12 +1,12 @@
-"""Commands that other packages add, by entry points of the group ``moesaic.commands``; they are Typer applications."""
+"""Commands that other packages add."""
 
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from typer.core import TyperGroup
 from typer.main import get_command
 
 from moesaic.cli.terminal.outcome import CommandError, Exit
+from moesaic.plugins import plugins
 
 OF_THE_LAB = ("distill", "simulate")
 
@@ -16,7 +16,7 @@ class Commands(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """List all names, for help and completion."""
-        return [*super().list_commands(ctx), *sorted(_added())]
+        return [*super().list_commands(ctx), *plugins("commands")]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Find a command; None: there is none.
@@ -26,7 +26,7 @@ class Commands(TyperGroup):
         """
         if (own := super().get_command(ctx, cmd_name)) is not None:
             return own
-        if (added := _added().get(cmd_name)) is not None:
+        if (added := plugins("commands").get(cmd_name)) is not None:
             command = get_command(added.load())
             command.name = cmd_name
             return command
@@ -37,7 +37,3 @@ class Commands(TyperGroup):
                 Exit.USAGE,
             )
         return None
-
-
-def _added() -> dict[str, EntryPoint]:
-    return {each.name: each for each in entry_points(group="moesaic.commands")}

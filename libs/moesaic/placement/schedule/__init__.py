@@ -1,1 +1,1 @@
-"""Which replica serves which expert of a batch? AEBS, the baselines it is compared with, and the exact optimum."""
+"""Which replica serves which expert of a batch? AEBS, and what goes before it."""

@@ -8,7 +8,7 @@ alike, and need not ask each other. ``moesaic.kernels.aebs`` does the same on te
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,7 +16,6 @@ from numpy.typing import ArrayLike, NDArray
 from moesaic.messages.placement import EMPTY_SLOT
 
 Array = TypeVar("Array")
-Order = Literal["replicas", "id"]
 
 NONE = -1  # no replica here; no instance, since the expert is not activated
 UNAVAILABLE = -2  # no instance, though the expert is activated: no live one holds it
@@ -88,8 +87,6 @@ def schedule_experts(
     live: ArrayLike | None = None,
     load: ArrayLike | None = None,
     costs: Costs[NDArray[np.int64]] | None = None,
-    order: Order = "replicas",
-    improve: bool = True,
 ) -> Schedule[NDArray[Any]]:
     """Choose one live replica for every activated expert, so that the largest load is small.
 
@@ -111,14 +108,10 @@ def schedule_experts(
         load: int64 ``[N]``, work that each still has, in the unit of ``costs``; None means none.
         costs: None means ``memory_bound``. None is negative; all costs and loads of a batch add up
             below 2**62.
-        order: ``"id"`` is the paper's own order among experts with several replicas.
-        improve: False leaves the greedy choice as it is.
     """
     num_experts = len(replicas)
     tokens = expert_tokens(topk_ids, num_experts)
-    instance, loads = schedule_rows(
-        tokens, replicas, live=live, load=load, costs=costs, order=order, improve=improve
-    )
+    instance, loads = schedule_rows(tokens, replicas, live=live, load=load, costs=costs)
     held, serving = live_replicas(replicas, live), np.maximum(instance, 0)
     replica = np.where(instance >= 0, held[np.arange(num_experts), serving], np.int32(NONE))
     return Schedule(replica, instance, loads, replica_of_choice(topk_ids, replica))
@@ -131,8 +124,6 @@ def schedule_rows(
     live: ArrayLike | None = None,
     load: ArrayLike | None = None,
     costs: Costs[NDArray[np.int64]] | None = None,
-    order: Order = "replicas",
-    improve: bool = True,
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """Schedule as ``schedule_experts`` does, from the number of rows of each expert.
 
@@ -152,7 +143,7 @@ def schedule_rows(
     # Lists: numpy is slow at one number at a time.
     loads: list[int] = [0] * num_instances if load is None else np.asarray(load).tolist()
     held_by, price_of = held.tolist(), price.tolist()
-    for expert in _in_turn(tokens, held, order):
+    for expert in _in_turn(tokens, held):
         least, chosen = min(
             (load_of_n + price_of_n, n)
             for n, (replica_id, load_of_n, price_of_n) in enumerate(
@@ -164,7 +155,7 @@ def schedule_rows(
     final = np.asarray(loads, np.int64)
     has_choice = (tokens > 0) & ((held >= 0).sum(axis=1) > 1)
     prices = price[(held >= 0) & has_choice[:, None]]
-    if improve and len(prices) and prices.min() == prices.max() > 0:
+    if len(prices) and prices.min() == prices.max() > 0:
         _improve(instance, final, held >= 0, lives, int(prices[0]))
     return instance, final
 
@@ -219,10 +210,9 @@ def replica_of_choice(topk_ids: NDArray[Any], replica: NDArray[np.int32]) -> NDA
     return np.where(real, replica[np.where(real, topk_ids, 0)], np.int32(NONE))
 
 
-def _in_turn(tokens: NDArray[np.int64], held: NDArray[np.int32], order: Order) -> list[int]:
+def _in_turn(tokens: NDArray[np.int64], held: NDArray[np.int32]) -> list[int]:
     """The activated experts that have a replica, in the order in which they choose."""
     num_replicas = (held >= 0).sum(axis=1)
     experts = np.flatnonzero((tokens > 0) & (num_replicas > 0))
-    rank = num_replicas[experts] if order == "replicas" else num_replicas[experts] > 1
-    chosen: list[int] = experts[np.argsort(rank, kind="stable")].tolist()
+    chosen: list[int] = experts[np.argsort(num_replicas[experts], kind="stable")].tolist()
     return chosen

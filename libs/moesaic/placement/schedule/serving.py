@@ -3,7 +3,7 @@
 Workers schedule batch by batch with these, and so do replays of traffic.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,12 @@ from numpy.typing import NDArray
 from moesaic.messages.scheduling import ExpertScheduling
 from moesaic.placement.schedule.aebs import NONE, Costs, memory_bound
 from moesaic.placement.schedule.assignment import assign_holders
+
+Choices = NDArray[np.int32]  # [T, k]: the instance that serves each choice
+Choose = Callable[[NDArray[Any], NDArray[np.int32], np.random.Generator], Choices]
+"""Another way to choose, from the experts of each row ``[T, k]``, live replicas ``[E, N]`` and a source of chance.
+
+Every activated expert has a live replica."""
 
 
 def serving_costs(scheduling: ExpertScheduling, ridges: Sequence[int]) -> Costs[NDArray[np.int64]]:
@@ -41,11 +47,19 @@ def serving_replicas(scheduling: ExpertScheduling, held: NDArray[np.int32]) -> N
     if scheduling == "static":
         holders = [np.flatnonzero(row >= 0).tolist() for row in held]
         return replicas_on(held, assign_holders(holders, held.shape[1]))
-    if scheduling == "first":
-        return replicas_on(held, (held >= 0).argmax(axis=1))
     return held
 
 
 def replicas_on(held: NDArray[np.int32], instance: NDArray[Any]) -> NDArray[np.int32]:
     """Keep of each expert the replica on ``instance`` ``[E]`` alone."""
     return np.where(np.arange(held.shape[1]) == instance[:, None], held, np.int32(NONE))
+
+
+def activated_experts(
+    topk_ids: NDArray[Any], served: Choices, num_experts: int, num_instances: int
+) -> NDArray[np.int64]:
+    """Count the distinct experts that each instance has to compute, int64 ``[N]``."""
+    active = np.zeros((num_experts, num_instances), bool)
+    active[topk_ids, served] = True
+    counts: NDArray[np.int64] = active.sum(axis=0)
+    return counts

@@ -9,9 +9,9 @@ from typing import Literal, Protocol
 
 from moesaic.messages.performance import PerformanceModel
 from moesaic.messages.scaling import FleetShape
-from moesaic.placement.evaluation.activated import ActivatedExperts
 from moesaic.scaling.contract import ServingLimits, StepRows, StepTime, StepTimes
 from moesaic.scaling.serving_times import time_at_station
+from moesaic_lab.placement.activated import ActivatedExperts
 from moesaic_lab.simulation.elastic.crossing import Crossing
 from moesaic_lab.simulation.elastic.hardware import DeviceProfile
 from moesaic_lab.simulation.elastic.model_shapes import ITEM_BYTES, ModelShape

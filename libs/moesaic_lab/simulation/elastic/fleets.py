@@ -12,8 +12,8 @@ from moesaic.brownout.split import Layer, Level, split_choices
 from moesaic.errors import InvalidInput
 from moesaic.messages.performance import PartCost, PerformanceModel
 from moesaic.messages.rung import Rung
-from moesaic.placement.evaluation.activated import ActivatedExperts, Keep, ReplicaChoice
-from moesaic.placement.evaluation.drawn_routing import draw_layers
+from moesaic_lab.placement.activated import ActivatedExperts, Keep, ReplicaChoice
+from moesaic_lab.placement.drawn_routing import draw_layers
 from moesaic_lab.simulation.elastic.fleet_times import ApartTimes, Hardware, TogetherTimes, Way
 from moesaic_lab.simulation.elastic.steady import StudiedFleet
 

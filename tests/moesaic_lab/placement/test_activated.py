@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from moesaic.errors import InvalidInput
-from moesaic.placement.evaluation.activated import ActivatedExperts
-from moesaic.placement.evaluation.drawn_routing import RoutingSkew, draw_layers
+from moesaic_lab.placement.activated import ActivatedExperts
+from moesaic_lab.placement.drawn_routing import RoutingSkew, draw_layers
 
 LAYERS = draw_layers(2, 512, num_experts=32, top_k=4, seed=0)
 

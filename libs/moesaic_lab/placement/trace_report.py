@@ -6,15 +6,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moesaic.placement.policies import POLICIES
 from moesaic.placement.policies.problem import PlacementProblem
 from moesaic.placement.policies.uniform import Slots
-from moesaic.placement.schedule import baselines
 from moesaic.placement.schedule.aebs import replica_table
+from moesaic.placement.schedule.serving import activated_experts
 from moesaic.placement.traffic.statistics import LayerTraffic
 from moesaic.placement.traffic.trace import Phase, Trace, TracedStep, layer_batches
+from moesaic_lab.placement.policies import ALL_POLICIES
+from moesaic_lab.scheduling.policies import SCHEDULES
 
-SCHEDULES = ("aebs", "first", "random_per_expert", "token_balanced", "metro")
+COMPARED = ("aebs", "first", "random_per_expert", "token_balanced", "metro")
 PHASES: tuple[Phase, ...] = ("decode", "prefill", "mixed")
 
 
@@ -102,8 +103,8 @@ def largest_by_policy(
         steps = evenly(held_out, batches)
         found[phase] = {
             name: {
-                schedule: float(np.mean(fullest(POLICIES[name](problem), steps, schedule)))
-                for schedule in SCHEDULES
+                schedule: float(np.mean(fullest(ALL_POLICIES[name](problem), steps, schedule)))
+                for schedule in COMPARED
             }
             for name in policies
         }
@@ -118,7 +119,7 @@ def fullest(
     Args:
         placed: ``[L][N][slots]``.
         steps: to schedule.
-        schedule: a name of ``baselines.POLICIES``; random ones draw from a fixed seed.
+        schedule: a name of ``scheduling.policies.SCHEDULES``; random ones draw from a fixed seed.
     """
     counts: NDArray[np.int64] = activated(placed, steps, schedule).max(axis=2)
     return counts
@@ -128,7 +129,7 @@ def activated(
     placed: Sequence[Slots], steps: Sequence[TracedStep], schedule: str
 ) -> NDArray[np.int64]:
     """Activated experts on every instance, int64 ``[L, steps, N]``; see ``fullest``."""
-    choose, rng = baselines.POLICIES[schedule], np.random.default_rng(0)
+    choose, rng = SCHEDULES[schedule], np.random.default_rng(0)
     num_experts = 1 + max(expert for layer in placed for held in layer for expert in held)
     counts = np.zeros((len(placed), len(steps), len(placed[0])), np.int64)
     for idx, slots in enumerate(placed):
@@ -136,5 +137,5 @@ def activated(
         for at, topk_ids in enumerate(layer_batches(steps, idx)):
             ids = topk_ids.astype(np.int64)
             served = choose(ids, replicas, rng)
-            counts[idx, at] = baselines.activated_experts(ids, served, num_experts, len(slots))
+            counts[idx, at] = activated_experts(ids, served, num_experts, len(slots))
     return counts

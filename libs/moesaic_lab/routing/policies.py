@@ -1,6 +1,6 @@
-"""Policies that exist to be compared with: what servers do today. No help names them.
+"""What servers do today, to compare with; for the gateway by entry points ``moesaic.router_policies``.
 
-They are turns, vLLM's count of requests, a count of tokens, PrefillOnly's order by length, and prefix
+Policies are turns, vLLM's count of requests, a count of tokens, PrefillOnly's order by length, and prefix
 affinity alone.
 """
 

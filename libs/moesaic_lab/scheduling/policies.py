@@ -1,20 +1,17 @@
-"""Ways to choose among replicas that exist to be compared with AEBS; and the figure to compare.
+"""Ways to choose among replicas to compare AEBS with, for workers by entry points ``moesaic.expert_schedulings``.
 
 All have one signature: in go the experts of each row and the live replicas, out comes the serving
 instance of every choice. Every activated expert must have a live replica.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moesaic.placement.schedule.aebs import NONE, expert_tokens, replica_of_choice, schedule_experts
-from moesaic.placement.schedule.optimal import optimal_instances
-
-Choices = NDArray[np.int32]  # [T, k]: the instance that serves each choice
-Policy = Callable[[NDArray[Any], NDArray[np.int32], np.random.Generator], Choices]
+from moesaic.placement.schedule.serving import Choices, Choose
+from moesaic_lab.scheduling.optimal import optimal_instances
 
 
 def random_per_expert(
@@ -79,16 +76,30 @@ def id_order(
     topk_ids: NDArray[Any], replicas: NDArray[np.int32], rng: np.random.Generator
 ) -> Choices:
     """Schedule by AEBS as the paper prints it: experts with several replicas choose by id."""
-    schedule = schedule_experts(topk_ids, replicas, order="id", improve=False)
-    return _by_expert(topk_ids, schedule.instance)
+    return _by_expert(topk_ids, _greedy(topk_ids, replicas, by_id=True))
 
 
 def fewest_first(
     topk_ids: NDArray[Any], replicas: NDArray[np.int32], rng: np.random.Generator
 ) -> Choices:
     """Schedule by AEBS with fewest replicas first, and improve nothing afterwards."""
-    schedule = schedule_experts(topk_ids, replicas, improve=False)
-    return _by_expert(topk_ids, schedule.instance)
+    return _by_expert(topk_ids, _greedy(topk_ids, replicas, by_id=False))
+
+
+def _greedy(
+    topk_ids: NDArray[Any], replicas: NDArray[np.int32], *, by_id: bool
+) -> NDArray[np.int32]:
+    """Let experts choose the holder with fewest experts yet: those with one replica, then by id or by replicas."""
+    num_replicas = (replicas >= 0).sum(axis=1)
+    experts = np.flatnonzero(expert_tokens(topk_ids, len(replicas)))
+    rank = num_replicas[experts] > 1 if by_id else num_replicas[experts]
+    instance = np.full(len(replicas), NONE, np.int32)
+    activated = [0] * replicas.shape[1]
+    for expert in experts[np.argsort(rank, kind="stable")].tolist():
+        chosen = min(np.flatnonzero(replicas[expert] >= 0).tolist(), key=activated.__getitem__)
+        activated[chosen] += 1
+        instance[expert] = chosen
+    return instance
 
 
 def aebs(topk_ids: NDArray[Any], replicas: NDArray[np.int32], rng: np.random.Generator) -> Choices:
@@ -104,7 +115,7 @@ def optimum(
     return _by_expert(topk_ids, optimal_instances(activated, replicas))
 
 
-POLICIES: dict[str, Policy] = {
+SCHEDULES: dict[str, Choose] = {
     "random_per_expert": random_per_expert,
     "random_per_token": random_per_token,
     "token_balanced": token_balanced,
@@ -115,16 +126,6 @@ POLICIES: dict[str, Policy] = {
     "aebs": aebs,
     "optimum": optimum,
 }
-
-
-def activated_experts(
-    topk_ids: NDArray[Any], served: Choices, num_experts: int, num_instances: int
-) -> NDArray[np.int64]:
-    """Count the distinct experts that each instance has to compute, int64 ``[N]``."""
-    active = np.zeros((num_experts, num_instances), bool)
-    active[topk_ids, served] = True
-    counts: NDArray[np.int64] = active.sum(axis=0)
-    return counts
 
 
 def _by_expert(topk_ids: NDArray[Any], instance: NDArray[Any]) -> Choices:

@@ -1,11 +1,11 @@
-"""Policies that exist to be compared with: accepted wherever a policy is, named by no help."""
+"""Policies to compare with, for the product by entry points ``moesaic.placement_policies``."""
 
 import numpy as np
 
+from moesaic.placement.policies import POLICIES, Policy
 from moesaic.placement.policies import uniform as dealt
 from moesaic.placement.policies.eplb import pack
 from moesaic.placement.policies.janus import janus
-from moesaic.placement.policies.optimal import optimal
 from moesaic.placement.policies.problem import PlacementProblem, as_slots
 from moesaic.placement.policies.replication import Board, Counts, fill_up
 from moesaic.placement.policies.room import slots_by_layer
@@ -74,11 +74,11 @@ def unscaled(problem: PlacementProblem) -> list[Slots]:
     return janus(problem, scaled=False)
 
 
-BASELINES = {
+BASELINES: dict[str, Policy] = {
     "uniform": uniform,
     "redundance": redundance,
     "smartmoe": smartmoe,
     "janus": janus,  # by rows, as in the paper
     "janus-unscaled": unscaled,
-    "optimal": optimal,
 }
+ALL_POLICIES: dict[str, Policy] = {**BASELINES, **POLICIES}

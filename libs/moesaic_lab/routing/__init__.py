@@ -1,0 +1,1 @@
+"""How else could requests be routed? Policies of other servers, to compare with."""
