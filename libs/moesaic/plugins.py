@@ -1,4 +1,4 @@
-"""What other packages add, by entry points of the groups ``moesaic.<kind>``: commands, and policies to compare with."""
+"""Plugins: commands and policies that other packages add, by entry points of the groups ``moesaic.<kind>``."""
 
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points

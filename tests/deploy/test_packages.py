@@ -150,6 +150,15 @@ def test_without_the_lab_its_commands_say_how_to_install_it(command: Installed, 
     assert "pip install moesaic-lab" in refused.stderr
 
 
+def test_without_the_lab_its_policies_are_unknown(command: Installed) -> None:
+    words = ("serve", "gateway", "--router-policy", "round-robin")
+
+    refused = command(*words, "--model", "models/demo", installed=("moesaic",))
+
+    assert refused.returncode == 2
+    assert "--router-policy (MOESAIC_ROUTER_POLICY): must be one of prefix-flops" in refused.stderr
+
+
 def test_with_the_lab_its_commands_are_listed_and_run(command: Installed) -> None:
     ours = ("moesaic", "moesaic_lab")
 

@@ -1,4 +1,4 @@
-"""What servers do today, to compare with; for the gateway by entry points ``moesaic.router_policies``.
+"""Policies of today's servers to compare with, for the gateway by entry points ``moesaic.router_policies``.
 
 Policies are turns, vLLM's count of requests, a count of tokens, PrefillOnly's order by length, and prefix
 affinity alone.

@@ -54,7 +54,9 @@ def bench(
         if str(error.name).startswith("benchmarks."):
             known = ", ".join(_names())
             raise CommandError(f"{name}: give one of {known}", Exit.USAGE) from error
-        install = "pip install -c constraints.txt -e '.[dev]' (make test does that)"
+        install = (
+            "pip install -c constraints.txt -e '.[dev]' -e libs/moesaic_lab (make test does that)"
+        )
         raise CommandError(f"{name} needs the package {error.name}: {install}") from error
     if json_to not in (None, "-") and not Path(str(json_to)).parent.is_dir():
         raise CommandError(f"--json {json_to}: no such directory", Exit.USAGE)

@@ -27,15 +27,14 @@ SEARCH_PARTNERS = 8  # instances with least co-activation, with which the one wi
 
 
 def janus(
-    problem: PlacementProblem, *, scaled: bool = True, of_batches: bool = False, search: bool = True
+    problem: PlacementProblem, *, scaled: bool = True, of_batches: bool = False
 ) -> list[Slots]:
-    """Replicate by traffic, then put each replica where it adds least co-activation.
+    """Replicate by traffic, put each replica where it adds least co-activation, then swap while that helps.
 
     Args:
         problem: traffic and slots.
         scaled: divide co-activation by the numbers of replicas.
         of_batches: count the sampled batches in which two experts were active, not the rows.
-        search: swap afterwards while that lowers the largest co-activation of an instance.
 
     Raises:
         PlacementInfeasible: the slots cannot hold every expert.
@@ -50,8 +49,7 @@ def janus(
         if scaled:
             together = together / np.outer(replicas, replicas)
         board = spread(weights, replicas, together, slots)
-        if search:
-            lower_largest(board, together)
+        lower_largest(board, together)
         placed.append(as_slots(board.held, slots))
     return placed
 
