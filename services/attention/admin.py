@@ -9,7 +9,7 @@ import grpc
 import structlog
 
 from moesaic.cluster.rpc.statuses import errors_as_status
-from moesaic.engine.engine import EngineLoad
+from moesaic.engine.load import EngineLoad
 from moesaic.engine.sequences.grammar import GrammarCompiler
 from moesaic.errors import NotReady, Overloaded
 from moesaic.models.configuration.config import ModelConfig

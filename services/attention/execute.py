@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import structlog
 
-from moesaic.engine.outstanding import Outstanding
+from moesaic.engine.load import Outstanding
 from moesaic.engine.sequences.grammar import GrammarCompiler
 from moesaic.engine.sequences.requests import (
     Event,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import structlog
 
-from moesaic.engine.outstanding import Outstanding
+from moesaic.engine.load import Outstanding
 from moesaic.services.attention.block_log import BlockLog
 from moesaic.v1 import attention_pb2 as pb
 

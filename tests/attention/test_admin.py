@@ -18,8 +18,8 @@ from moesaic.cluster.rpc.admin import ServiceStatus
 from moesaic.dispatch.contract import Step
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.engine import vitals
-from moesaic.engine.engine import Engine, EngineLoad
-from moesaic.engine.outstanding import Outstanding
+from moesaic.engine.engine import Engine
+from moesaic.engine.load import EngineLoad, Outstanding
 from moesaic.engine.sequences.grammar import GrammarCompiler
 from moesaic.engine.sequences.requests import Event
 from moesaic.engine.steps.limits import EngineLimits

@@ -10,7 +10,6 @@ import pytest
 
 from moesaic.brownout.control.contract import QueueState
 from moesaic.brownout.control.ladder import Ladder
-from moesaic.engine.brownout import BrownoutControl
 from moesaic.engine.sequences.requests import FailureEvent, FinishEvent, GenerationTask
 from moesaic.errors import InvalidInput, Overloaded
 from moesaic.messages.brownout import BrownoutPolicy
@@ -48,7 +47,7 @@ async def slow_rig(tiny_model: Any, policy: BrownoutPolicy, clock: Clock) -> Asy
     """A layer takes a time for each row, and half of it where thresholds are 0."""
     async with rig(tiny_model, limits=replace(LIMITS, max_num_queued_reqs=1000)) as r:
         dispatch = r.dispatcher.dispatch
-        r.engine.brownout = BrownoutControl(clock)
+        r.engine.brownout.clock = clock
 
         async def slowly(step: Any, layer: int, hidden_states: Any, promised: Any) -> Any:
             prefill, _ = r.engine.brownout.thresholds

@@ -56,7 +56,7 @@ async def test_costs_of_steps_are_without_the_time_that_nothing_could_be_done(
 
     async with rig(tiny_model) as r:
         r.engine.ledger.clock = lambda: now_s
-        r.engine.ledger.starts_anew()
+        r.engine.ledger.resumed()
         dispatch = r.dispatcher.dispatch
 
         async def takes_10_ms(*step: Any) -> Any:

@@ -6,12 +6,14 @@ import pytest
 
 from moesaic.costs import CostBook, RandomChoice, fitted
 from moesaic.dispatch.expert_waits import NOTHING, ExpertWaits
+from moesaic.engine.computing import Computed
 from moesaic.engine.ledger import (
     LATE_LENGTHS,
     MEASURED_STEPS,
     StepLedger,
     StepWork,
 )
+from moesaic.engine.promises import ChoiceCounts
 from moesaic.engine.sequences.requests import (
     FailureEvent,
     FinishEvent,
@@ -22,7 +24,7 @@ from moesaic.engine.sequences.requests import (
     TokenEvent,
 )
 from moesaic.engine.steps.planned_step import PlannedStep
-from moesaic.errors import MoesaicError
+from moesaic.errors import MoesaicError, Overloaded
 from moesaic.messages.performance import MOST_KEPT, PART_TERMS
 
 CHOICE = RandomChoice(32, 4)
@@ -88,7 +90,8 @@ def test_what_failed_or_was_refused_has_missed_its_targets(ledger: StepLedger) -
     ledger.told([FailureEvent(RequestKey("failed"), MoesaicError("gone"))])
     ledger.forget(RequestKey("cancelled"))
     ledger.told([FinishEvent(RequestKey("cancelled"), "length", 8, 3, ())])
-    ledger.refused(generation("refused"))
+    ledger.came(generation("refused"))
+    ledger.told([FailureEvent(RequestKey("refused"), Overloaded("full"))])
 
     report = ledger.take()
 
@@ -171,10 +174,26 @@ def step(
     ledger: StepLedger, clock: Clock, work: StepWork, seconds: float, waits: ExpertWaits = NOTHING
 ) -> None:
     """Run a step that follows none."""
-    ledger.starts_anew()
-    ledger.begins(PlannedStep())
+    ledger.resumed()
+    run(ledger, clock, work, seconds, waits)
+
+
+def run(
+    ledger: StepLedger, clock: Clock, work: StepWork, seconds: float, waits: ExpertWaits = NOTHING
+) -> None:
+    ledger.began(PlannedStep())
+    ledger.work = work
     clock.now_s += seconds
-    ledger.stepped(work, waits)
+    ledger.ended(PlannedStep(), Computed(1, None, ChoiceCounts.of(1), waits, seconds, ()), seconds)
+
+
+def num_measured(ledger: StepLedger, num_steps: int) -> int:
+    """Begin some steps; how many of them are measured."""
+    count = 0
+    for _ in range(num_steps):
+        ledger.began(PlannedStep())
+        count += ledger.work is not None
+    return count
 
 
 def test_attention_is_what_a_step_takes_without_its_waits(ledger: StepLedger, clock: Clock) -> None:
@@ -201,10 +220,8 @@ def test_a_step_counts_from_the_end_of_the_last_unless_there_was_no_work(
     for _ in range(8):
         clock.now_s += 5.0  # to plan, or without work
         if rests:
-            ledger.starts_anew()
-        ledger.begins(PlannedStep())
-        clock.now_s += 1.0
-        ledger.stepped(WORK, NOTHING)
+            ledger.resumed()
+        run(ledger, clock, WORK, 1.0)
 
     cost = fitted(PART_TERMS["step"], ledger.take().costs["step"])
     assert cost.seconds(1, *WORK) == pytest.approx(seconds)
@@ -233,8 +250,7 @@ def test_costs_that_a_dispatcher_measures_are_in_the_report(
 def test_of_many_short_steps_some_are_measured(ledger: StepLedger) -> None:
     measured = []
     for _ in range(3):
-        measured.append(sum(ledger.begins(PlannedStep()) is not None for _ in range(2000)))
-        ledger.stepped(None, NOTHING)
+        measured.append(num_measured(ledger, 2000))
         assert ledger.take().costs == {}
 
     assert measured[0] == 2000
@@ -243,12 +259,11 @@ def test_of_many_short_steps_some_are_measured(ledger: StepLedger) -> None:
 
 def test_long_steps_after_many_short_ones_are_measured(ledger: StepLedger) -> None:
     for _ in range(2):
-        for _ in range(100 * MEASURED_STEPS):
-            ledger.begins(PlannedStep())
+        num_measured(ledger, 100 * MEASURED_STEPS)
         ledger.take()
     measured = []
     for _ in range(10):
-        measured.append(sum(ledger.begins(PlannedStep()) is not None for _ in range(8)))
+        measured.append(num_measured(ledger, 8))
         ledger.take()
 
     assert measured[1:] == 9 * [8]

@@ -19,7 +19,8 @@ from moesaic.brownout.control.contract import (
 from moesaic.brownout.control.ladder import Ladder
 from moesaic.brownout.control.sparse import SparseDecisions
 from moesaic.engine import metrics
-from moesaic.engine.promises import ChoiceCounts
+from moesaic.engine.computing import Computed
+from moesaic.engine.observer import Observer
 from moesaic.engine.sequences.requests import (
     Event,
     FailureEvent,
@@ -31,9 +32,9 @@ from moesaic.engine.sequences.requests import (
 )
 from moesaic.engine.steps.batching import Batcher
 from moesaic.engine.steps.planned_step import PlannedStep
+from moesaic.engine.steps.sweeps import Slice
 from moesaic.errors import Overloaded
 from moesaic.messages.brownout import BrownoutDecision, BrownoutMode, BrownoutPolicy
-from moesaic.messages.rung import Rung
 
 DECIDE_EVERY_S = 0.05
 REST_S = 0.5  # while an idle engine has something to raise or to tell
@@ -75,17 +76,20 @@ class _Timing:
     last_token_s: float | None = None
 
 
-class BrownoutControl:
-    """Decides about thresholds and about shedding, for one engine."""
+class BrownoutControl(Observer):
+    """Decides about thresholds and about shedding, for one engine.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """``clock`` gives seconds, and never goes back."""
-        self._clock = clock
+    Attributes:
+        clock: gives seconds, and never goes back.
+    """
+
+    def __init__(self) -> None:
+        self.clock: Callable[[], float] = time.monotonic
         self._ladder, self._sparse = Ladder(BrownoutPolicy()), SparseDecisions()
         self._timings: dict[RequestKey, _Timing] = {}
         self._decided_s = float("-inf")
         self._idle_since_s: float | None = None
-        self._iteration_s = self._clock()
+        self._iteration_s = 0.0
         self._step_rows = 1
         self._num_shed = 0
         self._choices = self._degraded = 0.0
@@ -128,7 +132,7 @@ class BrownoutControl:
         Raises:
             Overloaded: it is shed, or would wait for too long.
         """
-        now_s = self._clock()
+        now_s = self.clock()
         if not sweeps:
             self._ladder.note_arrival(now_s, len(request.token_ids))
         try:
@@ -141,12 +145,12 @@ class BrownoutControl:
             self._timings[request.key] = _Timing(now_s, request.exact)
 
     def forget(self, key: RequestKey) -> None:
-        """Forget a request that ended or was cancelled; unknown ones are ignored."""
+        """See ``Observer.forget``."""
         self._timings.pop(key, None)
 
     def look(self, batcher: Batcher, *, idle: bool = False) -> None:
         """Decide, if it is time; called before each step is planned, and when there is none."""
-        now_s = self._iteration_s = self._clock()
+        now_s = self._iteration_s = self.clock()
         idle_s = now_s - self._idle_since_s if self._idle_since_s is not None else 0.0
         if not idle:
             self._idle_since_s = None
@@ -156,8 +160,10 @@ class BrownoutControl:
             self._decided_s = now_s
             self._decide(self._state(batcher, now_s, idle_s))
 
-    def began(self, planned: PlannedStep) -> None:
-        """Take note that a step begins."""
+    def began(self, planned: PlannedStep | Slice) -> None:
+        """Note the requests whose first step, or next one, begins."""
+        if isinstance(planned, Slice):
+            return
         for chunk in planned.chunks:
             timing = self._timings.get(chunk.sequence.request.key)
             if timing is None or timing.began:
@@ -167,23 +173,24 @@ class BrownoutControl:
                 cached = chunk.sequence.num_cached or 0
                 self._ladder.note_beginning(len(chunk.sequence.request.token_ids), cached)
 
-    def stepped(self, planned: PlannedStep) -> None:
-        """Take note that a step has succeeded."""
-        if self.policy.mode != "auto":
+    def ended(self, planned: PlannedStep | Slice, computed: Computed, took_s: float) -> None:
+        """Measure a step, and count its choices."""
+        self._count(computed)
+        if self.policy.mode != "auto" or isinstance(planned, Slice):
             return
-        now_s, rows = self._clock(), sum(len(chunk.token_ids) for chunk in planned.chunks)
+        now_s = self.clock()
         step = StepTaken(
             now_s,
             now_s - self._iteration_s,
             planned.prompt_rows,
-            rows - planned.prompt_rows,
+            planned.num_rows - planned.prompt_rows,
             self._ladder.rung.thresholds,
         )
         self._ladder.note_step(step, self._step_rows)
 
     def told(self, events: Iterable[Event]) -> None:
-        """Take note of the latencies of a step's tokens, and of requests that ended."""
-        now_s = self._clock()
+        """Measure latencies, and forget requests that ended."""
+        now_s = self.clock()
         for event in events:
             if isinstance(event, TokenEvent | ScoreEvent):
                 timing = self._timings.get(event.key)
@@ -194,8 +201,9 @@ class BrownoutControl:
                 if ended is not None and isinstance(event, FinishEvent):
                     self._ladder.note_end(event.completion_tokens)
 
-    def note_degraded(self, counts: ChoiceCounts, rung: Rung | None) -> None:
-        """Take note of a step's choices, and of those that were degraded by ``rung``."""
+    def _count(self, computed: Computed) -> None:
+        """Count a step's choices, and those of them that were degraded."""
+        counts, rung = computed.counts, computed.rung
         num_degraded = int(counts.degraded.sum())
         self._degraded = self._degraded * CHOICES_KEPT + num_degraded
         self._choices = self._choices * CHOICES_KEPT + int(counts.choices.sum())
@@ -210,7 +218,7 @@ class BrownoutControl:
 
     def load(self) -> BrownoutLoad:
         """Describe the state of brownout now, to metrics too."""
-        rung, now_s = self._ladder.rung, self._clock()
+        rung, now_s = self._ladder.rung, self.clock()
         ttft_p90_s, tpot_p90_s = (self._ladder.windows[phase].p90_s(now_s) for phase in PHASES)
         degraded_share = self._degraded / self._choices if self._choices else 0.0
         metrics.BROWNOUT_P90.labels("prefill").set(ttft_p90_s or 0.0)

@@ -1,23 +1,24 @@
-"""Computing of planned steps and slices: their rows pass the decoder, and their sequences move on."""
+"""Computing of planned steps and slices: their rows pass the decoder, and logits come out."""
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from moesaic.brownout.control.contract import EXACT
 from moesaic.dispatch.contract import Dispatcher, Step
+from moesaic.dispatch.expert_waits import NOTHING, ExpertWaits, WaitsForExperts
 from moesaic.dispatch.tracing import StepTracer
-from moesaic.engine.progress import Progress
 from moesaic.engine.promises import ChoiceCounts, Promising
-from moesaic.engine.sequences.requests import Event
 from moesaic.engine.sequences.sequence import AnySequence, Chunk
 from moesaic.engine.shortcuts import Shortcut
 from moesaic.engine.step_parts import split_evenly
-from moesaic.engine.steps.batching import Batcher
+from moesaic.engine.steps.limits import EngineLimits
 from moesaic.engine.steps.planned_step import PlannedStep
 from moesaic.engine.steps.sweep_rows import Sweep
 from moesaic.engine.steps.sweeps import Slice
+from moesaic.messages.rung import Rung
 from moesaic.models.layers.decoder import Decoder, MoELayer
 from moesaic.models.layers.kv_cache import KVCache
 from moesaic.models.layers.step_batch import StepBatch
@@ -25,22 +26,46 @@ from moesaic.models.layers.sweep_area import SweepArea
 from moesaic.prefix.block_hashes import BLOCK_SIZE
 
 
+@dataclass(frozen=True)
+class Computed:
+    """The outcome of a step that has succeeded.
+
+    Attributes:
+        epoch: of the placement under which it ran.
+        rung: by which choices of its rows were degraded.
+        counts: of these choices.
+        waits: for experts in other processes.
+        took_s: to compute it.
+        logits: float32 ``[R, V]``, of the wanted rows of some chunks, beside these chunks. Those of a
+            sweep are many, so each are made when they are asked for.
+    """
+
+    epoch: int
+    rung: Rung | None
+    counts: ChoiceCounts
+    waits: ExpertWaits
+    took_s: float
+    logits: Iterable[tuple[list[Chunk], Tensor]]
+
+
 class StepComputer:
-    """Computes the steps of one batcher on one decoder, through one dispatcher."""
+    """Computes steps on one decoder, through one dispatcher."""
 
     def __init__(
         self,
-        batcher: Batcher,
         decoder: Decoder,
         dispatcher: Dispatcher,
+        limits: EngineLimits,
+        num_blocks: int,
         shortcut: Callable[[KVCache], Shortcut | None] = lambda cache: None,
     ) -> None:
         """Allocate the KV cache and the area of sweeps; see ``Engine``."""
-        self._batcher, self._decoder, self._dispatcher = batcher, decoder, dispatcher
-        self._cache = decoder.new_kv_cache(batcher.pool.num_blocks, BLOCK_SIZE)
+        self._decoder, self._dispatcher = decoder, dispatcher
+        self._waiting = dispatcher if isinstance(dispatcher, WaitsForExperts) else None
+        self._cache = decoder.new_kv_cache(num_blocks, BLOCK_SIZE)
         self._shortcut = shortcut(self._cache)
-        self._area = SweepArea(decoder, batcher.limits.sweep_blocks, BLOCK_SIZE)
-        self._progress = Progress(batcher)
+        self._area = SweepArea(decoder, limits.sweep_blocks, BLOCK_SIZE)
+        self._max_rows = limits.max_num_batched_tokens
         self._promising = Promising(decoder.config, decoder.device)
         self._layers_begun = 0
         self.thresholds = EXACT  # of steps that begin now
@@ -51,34 +76,34 @@ class StepComputer:
         """A count that grows while a step goes on, as any thread may ask."""
         return self._layers_begun + (self._shortcut.layers_done if self._shortcut else 0)
 
-    def take_counts(self) -> ChoiceCounts:
-        """Take the counts of choices since the last call."""
-        return self._promising.take_counts()
-
-    async def compute(self, step: Step, planned: PlannedStep | Slice, events: list[Event]) -> None:
-        """Compute what is planned, and add what there is to tell to ``events``.
+    async def compute(self, step: Step, planned: PlannedStep | Slice) -> Computed:
+        """Compute what is planned.
 
         Raises:
             MoesaicError: the step counts for nothing, and may be run again.
         """
+        self._take_waits()  # what is left of a step that failed
+        started_s = time.monotonic()
         if isinstance(planned, Slice):
-            await self._compute_slice(step, planned, events)
+            logits = await self._compute_slice(step, planned)
         else:
-            await self._compute_step(step, planned, events)
+            logits = [(planned.chunks, await self._compute_step(step, planned))]
+        took_s = time.monotonic() - started_s
+        counts, waits = self._promising.take_counts(), self._take_waits()
+        return Computed(step.epoch, step.rung, counts, waits, took_s, logits)
 
-    async def _compute_step(self, step: Step, planned: PlannedStep, events: list[Event]) -> None:
+    async def _compute_step(self, step: Step, planned: PlannedStep) -> Tensor:
         self._cache.copy_blocks(planned.copies)
         logits: Tensor | None = None
         if self._shortcut is not None and self.tracer is None:
-            num_rows = sum(len(chunk.token_ids) for chunk in planned.chunks)
-            parts = split_evenly(planned.chunks, self._shortcut.num_parts(num_rows))
+            parts = split_evenly(planned.chunks, self._shortcut.num_parts(planned.num_rows))
             batches = [self._to_batch(step, part) for part in parts]
             logits = await self._shortcut.forward(step, batches)
         if logits is None:  # what rows were promised so far counts for nothing
             batches = [self._to_batch(step, planned.chunks)]
             logits = await self._forward(batches[0], self._moe_of(step, batches[0]))
         self._promising.count(planned.chunks, batches)
-        self._progress.advance(planned.chunks, logits, step.epoch, events)
+        return logits
 
     async def _forward(self, batch: StepBatch, moe: MoELayer) -> Tensor:
         if self.tracer is not None:
@@ -86,29 +111,30 @@ class StepComputer:
             return await self._decoder.forward(batch, self._cache, moe, every_row=True)
         return await self._decoder.forward(batch, self._cache, moe)
 
-    async def _compute_slice(self, step: Step, piece: Slice, events: list[Event]) -> None:
-        started = time.monotonic()
+    async def _compute_slice(
+        self, step: Step, piece: Slice
+    ) -> Iterable[tuple[list[Chunk], Tensor]]:
         if piece.chunks:
             batch = self._to_batch(step, piece.chunks, piece.users)
             await self._area.compute(piece.layer, batch, self._moe_of(step, batch))
             self._promising.count_layer(piece.layer, piece.chunks, piece.users, batch)
-        self._progress.note_slice(piece, step.epoch)
-        if self._batcher.sweeps.advance(piece, time.monotonic() - started):
-            self._finish_sweep(piece.sweep, step.epoch, events)
-        else:
-            self._progress.tell_sweep(piece.sweep, events)
+        is_last = not piece.left and piece.layer == self._decoder.config.num_layers - 1
+        return self._logits_of(piece.sweep) if is_last else ()
 
-    def _finish_sweep(self, sweep: Sweep, epoch: int, events: list[Event]) -> None:
-        """Score its candidates, with as many logits at a time as a step may have."""
-        chunks, most = sweep.wanted, self._batcher.limits.max_num_batched_tokens
+    def _logits_of(self, sweep: Sweep) -> Iterator[tuple[list[Chunk], Tensor]]:
+        """Compute the logits of a sweep that has passed all layers, as many at a time as a step may have."""
+        chunks = sweep.wanted
         while chunks:
             at_once = [chunks.pop(0)]
             wanted = at_once[0].wanted
-            while chunks and wanted + chunks[0].wanted <= most:
+            while chunks and wanted + chunks[0].wanted <= self._max_rows:
                 wanted += chunks[0].wanted
                 at_once.append(chunks.pop(0))
             rows = [row for chunk in at_once for row in _wanted_rows(chunk)]
-            self._progress.advance(at_once, self._area.logits(rows), epoch, events)
+            yield at_once, self._area.logits(rows)
+
+    def _take_waits(self) -> ExpertWaits:
+        return NOTHING if self._waiting is None else self._waiting.waits.take()
 
     def _moe_of(self, step: Step, batch: StepBatch) -> MoELayer:
         def dispatch(layer: int, hidden: Tensor) -> Awaitable[Tensor]:

@@ -1,4 +1,4 @@
-"""The step loop of an engine: plan, compute, tell.
+"""The step loop of an engine: plan, compute, advance, tell.
 
 Lives on the engine thread's event loop and owns everything torch. Requests come in through
 ``submit`` and ``cancel``; events go out through one callback, a step's events together.
@@ -11,29 +11,30 @@ placement of its own, so that a sweep goes on through changes of the placement.
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import structlog
 from msgspec.structs import replace
 
 from moesaic.costs import RandomChoice
 from moesaic.dispatch.contract import Dispatcher, Step
-from moesaic.dispatch.expert_waits import NOTHING, ExpertWaits, Measuring, WaitsForExperts
+from moesaic.dispatch.expert_waits import Measuring
 from moesaic.dispatch.tracing import StepTracer
-from moesaic.engine import metrics
-from moesaic.engine.brownout import BrownoutControl, BrownoutLoad
-from moesaic.engine.computing import StepComputer
+from moesaic.engine.brownout import BrownoutControl
+from moesaic.engine.computing import Computed, StepComputer
 from moesaic.engine.held_tokens import Teller
 from moesaic.engine.ledger import StepLedger
-from moesaic.engine.outstanding import Outstanding, outstanding_of
+from moesaic.engine.load import EngineLoad, outstanding_of
+from moesaic.engine.metrics import StepMetrics
+from moesaic.engine.observer import Observer
+from moesaic.engine.progress import Progress
 from moesaic.engine.sequences.requests import Event, FailureEvent, Request, RequestKey
 from moesaic.engine.sequences.sequence import AnySequence
 from moesaic.engine.shortcuts import Shortcut
 from moesaic.engine.steps.batching import Batcher
 from moesaic.engine.steps.limits import EngineLimits
-from moesaic.engine.steps.planned_step import PlannedStep
+from moesaic.engine.steps.planned_step import LONG_STEP_ROWS, PlannedStep
 from moesaic.engine.steps.sweeps import Slice
 from moesaic.errors import DeadlineExceeded, ExpertUnavailable, MoesaicError, NotReady, Overloaded
 from moesaic.messages.brownout import BrownoutPolicy
@@ -45,28 +46,13 @@ from moesaic.prefix.block_hashes import BLOCK_SIZE, BlockHasher
 
 log = structlog.get_logger()
 
+DISPLACED = Overloaded("the queue is full, and others that had less went before")
 LOST = ExpertUnavailable(-1, cause="united experts stand in, and the request may not be degraded")
 
 TellBlocks = Callable[[list[bytes], list[bytes]], None]  # names stored, names evicted
 
 # While experts cannot be reached, deadlines and cancellations are looked at this often.
 STALL_POLL_S = 0.05
-OBSERVE_EVERY_S = 0.05  # a step of one row would spend a hundredth of its time on gauges
-LONG_STEP_ROWS = 256  # such a step may take longer than tokens may be held
-
-
-@dataclass(frozen=True)
-class EngineLoad:
-    """The work of an engine, as routing and operators see it."""
-
-    num_running: int
-    num_waiting: int
-    kv_blocks_used: int
-    kv_blocks_total: int
-    epoch: int
-    waiting_for: tuple[str, ...]
-    outstanding: Mapping[int, Outstanding] = field(default_factory=dict)  # by stream
-    brownout: BrownoutLoad = field(default_factory=BrownoutLoad)
 
 
 class Engine:
@@ -109,38 +95,36 @@ class Engine:
         self._dispatcher, self._flops = dispatcher, flops_of(decoder.config)
         num_layers, moe = decoder.config.num_layers, decoder.config.moe
         self.batcher = Batcher(limits, num_blocks, hasher, num_layers, self._flops, step_target_s)
-        self._computer = StepComputer(self.batcher, decoder, dispatcher, shortcut)
-        self._teller, self.brownout = Teller(emit), BrownoutControl()
+        self._computer = StepComputer(decoder, dispatcher, limits, num_blocks, shortcut)
+        self._progress, self._teller = Progress(self.batcher), Teller(emit)
+        self.brownout = BrownoutControl()
         self.ledger = StepLedger(RandomChoice(moe.num_experts, moe.top_k))
+        self._observers: list[Observer] = [self.brownout, self.ledger, StepMetrics(self.batcher)]
         self._tell_blocks, self._recovery_s = tell_blocks, recovery_s
-        self._waiting = dispatcher if isinstance(dispatcher, WaitsForExperts) else None
         self._request_came = asyncio.Event()
-        self._epoch, self._observed_s = 0, 0.0
-        metrics.BLOCKS.set(num_blocks)
+        self._epoch = 0
 
     def submit(self, request: Request) -> None:
         """Take a request; what is wrong with it comes back as its one event."""
+        came = True
         try:
             self.brownout.admit(request, sweeps=self.batcher.limits.sweeps(request.task))
             displaced = self.batcher.submit(request)
+            failures = [FailureEvent(other.request.key, DISPLACED) for other in displaced]
         except MoesaicError as error:
-            self.brownout.forget(request.key)
-            if isinstance(error, Overloaded):
-                self.ledger.refused(request)
-            self._teller.tell([FailureEvent(request.key, error)])
-        else:
-            self.ledger.came(request)
-            gone = Overloaded("the queue is full, and others that had less went before")
-            events = [FailureEvent(sequence.request.key, gone) for sequence in displaced]
-            self._note(events)
-            self._teller.tell(events)
+            came = isinstance(error, Overloaded)  # else it could never run here
+            failures = [FailureEvent(request.key, error)]
+        if came:
+            for observer in self._observers:
+                observer.came(request)
+        self._tell(failures)
         self._request_came.set()
 
     def cancel(self, key: RequestKey) -> None:
         """Forget a request; no event of it follows. Unknown keys are ignored."""
         self.batcher.cancel(key)
-        self.brownout.forget(key)
-        self.ledger.forget(key)
+        for observer in self._observers:
+            observer.forget(key)
         self._teller.forget(key)
 
     def set_brownout(self, policy: BrownoutPolicy) -> None:
@@ -189,99 +173,94 @@ class Engine:
         """
         while True:
             self._expire()
-            idle = not self.batcher.unfinished()
-            if idle or time.monotonic() >= self._observed_s + OBSERVE_EVERY_S:
-                self._observe()
-            self.brownout.look(self.batcher, idle=idle)
-            if idle:
-                self._request_came.clear()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(self.brownout.rest_s):
-                        await self._request_came.wait()
-                self.ledger.starts_anew()
-                self._observed_s = 0.0
-                continue
-            await self._take_step()
-            await asyncio.sleep(0)  # let submissions and cancellations in
+            if self.batcher.unfinished():
+                await self._step()
+                await asyncio.sleep(0)  # let submissions and cancellations in
+            else:
+                await self._rest()
 
-    async def _take_step(self) -> None:
-        """Begin a step, run it and end it; nothing here refers to its experts when this returns."""
+    async def _step(self) -> None:
+        """Plan a step, compute it, advance its sequences, tell their events.
+
+        Nothing here refers to its experts when this returns.
+        """
+        self.brownout.look(self.batcher)
         try:
             step = self._dispatcher.begin_step()
         except NotReady as error:
             await self._stall(error)
-            self.ledger.starts_anew()
             return
+        if planned := self._plan(step):
+            events: list[Event] = []
+            started_s = time.monotonic()
+            try:
+                computed = await self._compute(step, planned)
+                self._progress.advance(planned, computed, events)
+            except Exception as error:
+                await self._failed(planned, error, events)
+            else:
+                self._ended(planned, computed, time.monotonic() - started_s)
+                self._tell(events)
+        elif step.has_lost:  # all that there is waits for lost experts
+            with self._pause():
+                await asyncio.sleep(STALL_POLL_S)
+        self._dispatcher.end_step(step)
+
+    def _plan(self, step: Step) -> PlannedStep | Slice | None:
+        """Decide the rows of a step. Requests that have waited too long for lost experts fail."""
         thresholds = self._computer.thresholds = self.brownout.thresholds
         self.batcher.only_standard = step.has_lost
         self.batcher.prefill_threshold = 1.0 if step.rung is None else thresholds.prefill
-        planned = self.batcher.next_step()
+        planned = self.batcher.schedule()
         if step.has_lost:
             self._give_up([s for s in self.batcher.unfinished() if self.batcher.holds(s)], LOST)
-        if isinstance(planned, Slice) or planned.chunks:
-            await self._run_step(step, planned)
-        elif step.has_lost:  # all that there is waits for lost experts
-            await asyncio.sleep(STALL_POLL_S)
-            self.ledger.starts_anew()
-        self._dispatcher.end_step(step)
+        return planned if isinstance(planned, Slice) or planned.chunks else None
 
-    async def _run_step(self, step: Step, planned: PlannedStep | Slice) -> None:
-        started = time.monotonic()
-        events: list[Event] = []
-        num_rows = sum(len(chunk.token_ids) for chunk in planned.chunks)
-        if num_rows >= LONG_STEP_ROWS:
+    async def _compute(self, step: Step, planned: PlannedStep | Slice) -> Computed:
+        if planned.num_rows >= LONG_STEP_ROWS:
             self._teller.tell_held()
-            self._observe()
+        for observer in self._observers:
+            observer.began(planned)
+        return await self._computer.compute(step, planned)
+
+    def _ended(self, planned: PlannedStep | Slice, computed: Computed, took_s: float) -> None:
+        self._epoch = computed.epoch
         if isinstance(planned, PlannedStep):
-            self.brownout.began(planned)
-            work = self.ledger.begins(planned)
-        self._take_waits()  # what is left of a step that failed
-        try:
-            await self._computer.compute(step, planned, events)
-            self.brownout.note_degraded(self._computer.take_counts(), step.rung)
-        except MoesaicError as error:
-            metrics.STEP_RETRIES.inc()
+            self.batcher.took(planned, took_s)
+        for observer in self._observers:
+            observer.ended(planned, computed, took_s)
+
+    async def _failed(
+        self, planned: PlannedStep | Slice, error: Exception, events: list[Event]
+    ) -> None:
+        """Wait until the step can run again; if it failed for a reason of its own, fail its requests."""
+        for observer in self._observers:
+            observer.failed(planned, error)
+        if isinstance(error, MoesaicError):
             if isinstance(planned, PlannedStep):
                 self.batcher.failed(planned)
             await self._stall(error)
-            self.ledger.starts_anew()
             return
-        except Exception:
-            log.exception("step.failed", rows=num_rows)
-            self.ledger.starts_anew()
-            self._tell(events)  # of sequences that had moved on already
-            self._fail(planned.sequences, MoesaicError("the step failed; see the worker's log"))
-            return
-        took_s = time.monotonic() - started
-        if isinstance(planned, Slice):
-            metrics.SLICE_SECONDS.observe(took_s)
-            self.ledger.starts_anew()
-        else:
-            metrics.STEP_SECONDS.observe(took_s)
-            metrics.STEP_ROWS.observe(num_rows)
-            metrics.LIGHT_STEPS.inc(planned.is_light)
-            self.batcher.took(planned, took_s)
-            self.brownout.stepped(planned)
-            self.ledger.stepped(work, self._take_waits())
-        self._epoch = step.epoch
-        self._tell(events)
+        log.exception("step.failed", rows=planned.num_rows)
+        self._tell(events)  # of sequences that had moved on already
+        self._fail(planned.sequences, MoesaicError("the step failed; see the worker's log"))
 
-    def _tell(self, events: list[Event]) -> None:
-        """Tell a step's events, and before them the changes of the prefix cache."""
+    def _tell(self, events: Sequence[Event]) -> None:
+        """Tell events, and before them the changes of the prefix cache."""
         stored, evicted = self.batcher.pool.take_changes()
         if stored or evicted:
             self._tell_blocks(stored, evicted)
-        self._note(events)
+        for observer in self._observers:
+            observer.told(events)
         self._teller.tell(events)
 
-    def _note(self, events: Sequence[Event]) -> None:
-        """Measure the latencies of a step's events."""
-        self.brownout.told(events)
-        self.ledger.told(events)
-
-    def _take_waits(self) -> ExpertWaits:
-        """Take what the dispatcher has waited for since the last call."""
-        return NOTHING if self._waiting is None else self._waiting.waits.take()
+    async def _rest(self) -> None:
+        """Wait for a request, or until brownout has to look again."""
+        self.brownout.look(self.batcher, idle=True)
+        self._request_came.clear()
+        with self._pause(), suppress(TimeoutError):
+            async with asyncio.timeout(self.brownout.rest_s):
+                await self._request_came.wait()
 
     async def _stall(self, error: MoesaicError) -> None:
         """Wait a little for experts that cannot be reached; requests that waited too long fail."""
@@ -291,12 +270,19 @@ class Engine:
             self._fail(sequences, error)
             return
         self._give_up(sequences, error)
-        try:
+        with self._pause(), suppress(TimeoutError):
             async with asyncio.timeout(STALL_POLL_S):
                 await self._dispatcher.reachable()
-        except TimeoutError:
-            return
-        await asyncio.sleep(0.01)  # reachable, and yet the step failed: do not spin
+            await asyncio.sleep(0.01)  # reachable, and yet the step failed: do not spin
+
+    @contextmanager
+    def _pause(self) -> Iterator[None]:
+        """Let observers know that no step runs for the length of the block."""
+        for observer in self._observers:
+            observer.paused()
+        yield
+        for observer in self._observers:
+            observer.resumed()
 
     def _give_up(self, sequences: Sequence[AnySequence], error: MoesaicError) -> None:
         """Fail those of the sequences, which cannot go on, that have waited for too long."""
@@ -322,20 +308,4 @@ class Engine:
         failed = {id(w): w for w in sequences if id(w) in unfinished}
         for item in failed.values():
             self.batcher.finish(item)
-        events = [FailureEvent(item.request.key, error) for item in failed.values()]
-        self._note(events)
-        self._teller.tell(events)
-
-    def _observe(self) -> None:
-        self._observed_s = time.monotonic()
-        metrics.RUNNING.set(self.batcher.num_running)
-        metrics.WAITING.set(self.batcher.num_waiting)
-        metrics.SWEEP_BLOCKS_USED.set(self.batcher.sweeps.area.num_used)
-        metrics.BLOCKS_USED.set(self.batcher.pool.num_used)
-        metrics.BLOCKS_CACHED.set(self.batcher.pool.num_cached)
-        tally = self.batcher.tally.take()
-        metrics.PREEMPTIONS.inc(tally.preemptions)
-        metrics.DISPLACED.inc(tally.displaced)
-        metrics.ROWS_ALLOWED.set(self.batcher.pace.rows())
-        metrics.PREFIX_QUERIES.inc(tally.prefix_queries_tokens)
-        metrics.PREFIX_HITS.inc(tally.prefix_hits_tokens)
+        self._tell([FailureEvent(item.request.key, error) for item in failed.values()])

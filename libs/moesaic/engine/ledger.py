@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from moesaic.costs import CostBook, RandomChoice
-from moesaic.dispatch.expert_waits import ExpertWaits
+from moesaic.engine.computing import Computed
+from moesaic.engine.observer import Observer
 from moesaic.engine.sequences.requests import (
     Event,
     FailureEvent,
@@ -24,6 +25,7 @@ from moesaic.engine.sequences.requests import (
     TokenEvent,
 )
 from moesaic.engine.steps.planned_step import PlannedStep
+from moesaic.engine.steps.sweeps import Slice
 from moesaic.messages.performance import MOST_KEPT, Arrival, LoadReport, Part, RequestLatency
 
 MEASURED_STEPS = 64  # of a report, about
@@ -73,29 +75,31 @@ class StepWork(NamedTuple):
 
 
 @dataclass
-class StepLedger:
+class StepLedger(Observer):
     """Notes steps and requests of one engine.
 
     Attributes:
         choice: of the model's gate, as the costs of steps take it to be.
         book: the fits of costs.
+        work: of the step that runs, if that one is measured.
     """
 
     choice: RandomChoice
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
     book: CostBook = field(default_factory=lambda: CostBook(FORGET))
+    work: StepWork | None = None
 
     def __post_init__(self) -> None:
         self._open: dict[RequestKey, _Open] = {}
         self._lengths: deque[_Length] = deque(maxlen=LATE_LENGTHS)
         self._num_drawn, self._cached_share, self._stride = 0, 0.0, 1
         self._num_steps = self._last_steps = self._next_measured = 0
-        self.starts_anew()
+        self._free_s = self.clock()
         self._begin_anew()
 
     def came(self, request: Request) -> None:
-        """Take note of a request that has joined the queue."""
+        """See ``Observer.came``."""
         self._open[request.key] = _Open(self.clock())
         self._arrived += 1
         if len(self._arrivals) < MOST_KEPT:
@@ -103,53 +107,50 @@ class StepLedger:
             cached = round(prompt * self._cached_share)
             self._arrivals.append(Arrival(self.wall_clock(), prompt, answer, cached))
 
-    def refused(self, request: Request) -> None:
-        """Take note of a request that was not let into the queue: it came, and has missed its targets."""
-        self.came(request)
-        self._miss(self._open.pop(request.key))
-
     def forget(self, key: RequestKey) -> None:
-        """Forget a request that was cancelled; unknown ones are ignored."""
+        """See ``Observer.forget``."""
         self._open.pop(key, None)
 
-    def begins(self, planned: PlannedStep) -> StepWork | None:
-        """Count the work of a step that begins, if it is one of those that are measured: of many short ones some."""
+    def began(self, planned: PlannedStep | Slice) -> None:
+        """Count the work of a step, if it is one of those that are measured: of many short ones some."""
+        self.work = None
+        if isinstance(planned, Slice):
+            return
         self._num_steps += 1
-        if self._num_steps < self._next_measured:
-            return None
-        self._next_measured = self._num_steps + self._stride
-        return StepWork.of(planned, self.choice)
+        if self._num_steps >= self._next_measured:
+            self._next_measured = self._num_steps + self._stride
+            self.work = StepWork.of(planned, self.choice)
 
-    def starts_anew(self) -> None:
-        """Take note that what was until now is not part of the next step: there was no work, or it was not a step."""
-        self._free_s = self.clock()
+    def ended(self, planned: PlannedStep | Slice, computed: Computed, took_s: float) -> None:
+        """Take the costs of a step that is measured.
 
-    def stepped(self, rows: StepWork | None, waited: ExpertWaits) -> None:
-        """Take note of a step that has succeeded.
-
-        It counts from the end of the last one, or from ``starts_anew``: to plan it, and to tell what the last has
+        It counts from the end of the last one, or from ``resumed``: to plan it, and to tell what the last has
         found, keeps the worker busy.
-
-        Args:
-            rows: of it, from ``begins``.
-            waited: what it waited for; nothing where experts are in this process.
         """
         now_s = self.clock()
         seconds, self._free_s = now_s - self._free_s, now_s
-        if rows is None:
+        if (work := self.work) is None:
             return
-        self.book.add("step", (1, *rows), seconds)
-        if not waited.num:
+        self.book.add("step", (1, *work), seconds)
+        if not (waits := computed.waits).num:
             return
-        own = 1, rows.prompt_rows + rows.answer_rows, rows.keys, rows.prompt_keys
-        self.book.add("attention", own, seconds - waited.seconds)
-        if waited.beyond_s > 0:
-            part: Part = "link.inter" if waited.is_inter else "link.intra"
-            amounts = 2 * waited.num, waited.messages, waited.nbytes
-            self.book.add(part, amounts, waited.beyond_s)
+        own = 1, work.prompt_rows + work.answer_rows, work.keys, work.prompt_keys
+        self.book.add("attention", own, seconds - waits.seconds)
+        if waits.beyond_s > 0:
+            part: Part = "link.inter" if waits.is_inter else "link.intra"
+            amounts = 2 * waits.num, waits.messages, waits.nbytes
+            self.book.add(part, amounts, waits.beyond_s)
+
+    def failed(self, planned: PlannedStep | Slice, error: Exception) -> None:
+        """Leave the time until now out of the next step's."""
+        self.resumed()
+
+    def resumed(self) -> None:
+        """Leave the time until now out of the next step's."""
+        self._free_s = self.clock()
 
     def told(self, events: Iterable[Event]) -> None:
-        """Take note of a step's tokens, and of requests that ended."""
+        """Measure latencies. A request that fails has missed its targets."""
         now_s = self.clock()
         for event in events:
             if isinstance(event, TokenEvent | ScoreEvent):

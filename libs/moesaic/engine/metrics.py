@@ -1,6 +1,17 @@
 """Metrics of the engine, for operators."""
 
+import time
+
 from prometheus_client import Counter, Gauge, Histogram
+
+from moesaic.engine.computing import Computed
+from moesaic.engine.observer import Observer
+from moesaic.engine.steps.batching import Batcher
+from moesaic.engine.steps.planned_step import LONG_STEP_ROWS, PlannedStep
+from moesaic.engine.steps.sweeps import Slice
+from moesaic.errors import MoesaicError
+
+OBSERVE_EVERY_S = 0.05  # a step of one row would spend a hundredth of its time on gauges
 
 STEP_SECONDS = Histogram(
     "moesaic_step_seconds",
@@ -78,3 +89,54 @@ BROWNOUT_DEGRADED_CHOICES = Counter(
 BROWNOUT_DEGRADED = Gauge(
     "moesaic_brownout_degraded_share", "Share of late choices that their own experts did not serve"
 )
+
+
+class StepMetrics(Observer):
+    """Sets the metrics of one engine's steps and queues."""
+
+    def __init__(self, batcher: Batcher) -> None:
+        """Observe the queues of ``batcher``."""
+        self._batcher, self._observed_s = batcher, 0.0
+        BLOCKS.set(batcher.pool.num_blocks)
+
+    def began(self, planned: PlannedStep | Slice) -> None:
+        """Set the gauges now and then, and before a long step."""
+        is_long = planned.num_rows >= LONG_STEP_ROWS
+        if is_long or time.monotonic() >= self._observed_s + OBSERVE_EVERY_S:
+            self._observe()
+
+    def ended(self, planned: PlannedStep | Slice, computed: Computed, took_s: float) -> None:
+        """Count the step."""
+        if isinstance(planned, Slice):
+            SLICE_SECONDS.observe(took_s)
+            return
+        STEP_SECONDS.observe(took_s)
+        STEP_ROWS.observe(planned.num_rows)
+        LIGHT_STEPS.inc(planned.is_light)
+
+    def failed(self, planned: PlannedStep | Slice, error: Exception) -> None:
+        """Count the step, if it is run again."""
+        if isinstance(error, MoesaicError):
+            STEP_RETRIES.inc()
+
+    def paused(self) -> None:
+        """Set the gauges."""
+        self._observe()
+
+    def resumed(self) -> None:
+        """Set the gauges again when the next step begins."""
+        self._observed_s = 0.0
+
+    def _observe(self) -> None:
+        self._observed_s = time.monotonic()
+        RUNNING.set(self._batcher.num_running)
+        WAITING.set(self._batcher.num_waiting)
+        SWEEP_BLOCKS_USED.set(self._batcher.sweeps.area.num_used)
+        BLOCKS_USED.set(self._batcher.pool.num_used)
+        BLOCKS_CACHED.set(self._batcher.pool.num_cached)
+        ROWS_ALLOWED.set(self._batcher.pace.rows())
+        tally = self._batcher.tally.take()
+        PREEMPTIONS.inc(tally.preemptions)
+        DISPLACED.inc(tally.displaced)
+        PREFIX_QUERIES.inc(tally.prefix_queries_tokens)
+        PREFIX_HITS.inc(tally.prefix_hits_tokens)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from moesaic.engine.computing import Computed
 from moesaic.engine.sequences.logprobs import describe_picked, describe_prompt
 from moesaic.engine.sequences.processors import process
 from moesaic.engine.sequences.requests import (
@@ -23,7 +24,7 @@ from moesaic.engine.sequences.sequence import (
     count_epoch,
 )
 from moesaic.engine.steps.batching import Batcher
-from moesaic.engine.steps.sweep_rows import Sweep
+from moesaic.engine.steps.planned_step import PlannedStep
 from moesaic.engine.steps.sweeps import Slice
 from moesaic.errors import InvalidInput
 
@@ -34,13 +35,14 @@ class Progress:
     def __init__(self, batcher: Batcher) -> None:
         self._batcher = batcher
 
-    def advance(self, chunks: list[Chunk], logits: Tensor, epoch: int, events: list[Event]) -> None:
+    def advance(
+        self, planned: PlannedStep | Slice, computed: Computed, events: list[Event]
+    ) -> None:
         """Move the sequences of a successful step on.
 
         Args:
-            chunks: all that were computed.
-            logits: float32 ``[R, V]``, of the wanted rows of all chunks, in order.
-            epoch: of the placement under which the step ran.
+            planned: the step.
+            computed: its outcome.
             events: what there is to tell is added here.
         """
         live = set()  # a request may have been cancelled during the step
@@ -49,6 +51,22 @@ class Progress:
             # Experts can be reached again, also for those without a turn.
             if not self._batcher.holds(sequence):
                 sequence.stalled_since_s = None
+        if isinstance(planned, Slice):
+            self._advance_sweep(planned, computed, events)
+        for chunks, logits in computed.logits:
+            self._advance_chunks(chunks, logits, live, computed.epoch, events)
+
+    def _advance_sweep(self, piece: Slice, computed: Computed, events: list[Event]) -> None:
+        for sequence in piece.sweep.sequences:
+            count_epoch(sequence.epochs, computed.epoch, 0)
+        sweeps = self._batcher.sweeps
+        if not sweeps.advance(piece, computed.took_s):
+            for sequence, tokens in sweeps.progress_of(piece.sweep):
+                events.append(ProgressEvent(sequence.request.key, tokens))
+
+    def _advance_chunks(
+        self, chunks: list[Chunk], logits: Tensor, live: set[int], epoch: int, events: list[Event]
+    ) -> None:
         offset, generations, picking = 0, list[GenerationSequence](), list[int]()
         for chunk in chunks:
             first, offset = offset, offset + chunk.wanted
@@ -62,19 +80,6 @@ class Progress:
         if generations:
             rows = logits if len(picking) == len(logits) else logits[picking]
             self._pick(generations, rows, epoch, events)
-
-    def note_slice(self, done: Slice, epoch: int) -> None:
-        """Take note of a slice that was computed under ``epoch``."""
-        for sequence in self._batcher.unfinished():
-            if not self._batcher.holds(sequence):
-                sequence.stalled_since_s = None
-        for sequence in done.sweep.sequences:
-            count_epoch(sequence.epochs, epoch, 0)
-
-    def tell_sweep(self, sweep: Sweep, events: list[Event]) -> None:
-        """Add the progress of a sweep's prompts to ``events``, now and then."""
-        for sequence, computed in self._batcher.sweeps.progress_of(sweep):
-            events.append(ProgressEvent(sequence.request.key, computed))
 
     def _advance_prompt(
         self,

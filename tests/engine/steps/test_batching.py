@@ -407,12 +407,12 @@ def test_a_step_looks_at_those_that_wait_once_not_once_for_each_that_runs() -> N
     for _ in range(64):
         advance(batcher, batcher.plan())
     assert all(sequence.decodes for sequence in batcher.running)
-    alone = calls_of(batcher.next_step)
+    alone = calls_of(batcher.schedule)
     for number in range(512):
         submit("waits", number)
 
     assert alone < 20 * 64
-    assert calls_of(batcher.next_step) < alone + 10 * 512
+    assert calls_of(batcher.schedule) < alone + 10 * 512
 
 
 def test_a_flood_is_refused_without_a_look_at_all_that_wait() -> None:

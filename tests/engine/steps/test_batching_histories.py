@@ -268,7 +268,7 @@ class AnyHistory(RuleBasedStateMachine):
         self._end(advance(self.batcher, planned))
 
     def _checked_step(self) -> PlannedStep | Slice:
-        planned = self.batcher.next_step()
+        planned = self.batcher.schedule()
         assert sum(len(c.token_ids) for c in planned.chunks) <= BUSY.max_num_batched_tokens
         assert len(self.batcher.running) <= BUSY.max_num_seqs
         if self.batcher.unfinished():

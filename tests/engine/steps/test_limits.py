@@ -60,7 +60,7 @@ def test_scoring_is_refused_only_where_blocks_are_too_few_for_its_longest_candid
 
     most_used = 0
     while batcher.unfinished():
-        planned = batcher.next_step()
+        planned = batcher.schedule()
         assert planned.chunks  # it does not wait for blocks that never come
         most_used = max(most_used, batcher.pool.num_used)
         advance(batcher, planned)

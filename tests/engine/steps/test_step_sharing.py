@@ -107,9 +107,9 @@ def test_prompts_are_short_beside_anothers_answers_unless_these_take_turns(
     prompt = tuple(range(900))
     asked = GenerationTask(max_tokens=4)
     batcher.submit(Request(RequestKey("long"), prompt, asked, tenant="prompts"))
-    batcher.next_step()  # the prompt begins to run
+    batcher.schedule()  # the prompt begins to run
 
-    assert batcher.next_step().prompt_rows == pytest.approx(rows, abs=2)
+    assert batcher.schedule().prompt_rows == pytest.approx(rows, abs=2)
 
 
 def test_each_tenants_prompts_have_what_they_may_beside_the_others_answers() -> None:

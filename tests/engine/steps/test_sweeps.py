@@ -177,7 +177,7 @@ def test_slices_of_a_slow_engine_become_smaller_and_grow_again() -> None:
     batcher.submit(Request(RequestKey("long"), (1,) * 1000, FREE))
 
     def step(rows_per_s: float) -> int:
-        piece = batcher.next_step()
+        piece = batcher.schedule()
         assert isinstance(piece, Slice)
         batcher.sweeps.advance(piece, piece.num_rows / rows_per_s)
         return piece.num_rows
@@ -200,7 +200,7 @@ def test_rows_far_behind_in_a_prompt_come_in_smaller_slices() -> None:
 
     rows = []
     while sum(rows) < 6000:
-        piece = batcher.next_step()
+        piece = batcher.schedule()
         assert isinstance(piece, Slice)
         assert piece.flops <= 2 * attention_alone.span(0, 64) or piece.num_rows <= BLOCK_SIZE
         batcher.sweeps.advance(piece)
@@ -304,7 +304,7 @@ def test_a_long_prompt_is_not_overtaken_for_ever_by_short_ones() -> None:
 
     order = []
     while batcher.unfinished():
-        piece = batcher.next_step()
+        piece = batcher.schedule()
         if isinstance(piece, Slice) and batcher.sweeps.advance(piece):
             for sequence in piece.sequences:
                 order.append(sequence.request.key.request_id)
@@ -322,7 +322,7 @@ def test_to_join_a_sweep_takes_no_longer_for_those_that_wait() -> None:
         for i in range(num):
             batcher.submit(Request(RequestKey(f"{i}"), (i,) * 20, FREE, tenant=f"{i % 2}"))
         batcher.sweeps.others_had([])
-        calls[num] = calls_of(batcher.next_step)
+        calls[num] = calls_of(batcher.schedule)
         assert len(batcher.sweeps.running) < 250
 
     assert calls[1000] < calls[500] + 20 * 500
@@ -337,7 +337,7 @@ def test_exact_prompts_among_others_share_sweeps_with_one_another() -> None:
 
     sizes, least = [], []
     while batcher.unfinished():
-        piece = batcher.next_step()
+        piece = batcher.schedule()
         if isinstance(piece, Slice) and batcher.sweeps.advance(piece):
             sizes.append(len(piece.sequences))
             least.append({sequence.request.min_threshold for sequence in piece.sequences})

@@ -156,7 +156,7 @@ class Batcher:
             if sequence.request.deadline_s is not None and sequence.request.deadline_s <= now_s
         ]
 
-    def next_step(self) -> PlannedStep | Slice:
+    def schedule(self) -> PlannedStep | Slice:
         """Decide the next step, which may have nothing to run. Blocks are taken; nothing else
         changes until the step is reported done."""
         if (piece := self.sweeps.next_slice(self.holds)) is not None:

@@ -1,8 +1,11 @@
 """The plan of one step: its chunks, and what they need before they run."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from moesaic.engine.sequences.sequence import AnySequence, Chunk, ScoringSequence
+
+LONG_STEP_ROWS = 256  # such a step may take longer than tokens may be held
 
 
 @dataclass
@@ -14,6 +17,11 @@ class PlannedStep:
     prompt_rows: int = 0  # rows of sequences that do not decode
     prompt_cost: float = 0.0  # of these rows, see ``row_costs``
     is_light: bool = False  # of light tenants only, while others have work
+
+    @cached_property
+    def num_rows(self) -> int:
+        """Number of rows, once the step is planned."""
+        return sum(len(chunk.token_ids) for chunk in self.chunks)
 
     @property
     def sequences(self) -> list[AnySequence]:

@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from moesaic.engine.sequences.blocks import BlockPool
 from moesaic.engine.sequences.sequence import AnySequence, Chunk, ScoringSequence
@@ -47,7 +48,7 @@ class Slice:
         """Index of the decoder layer."""
         return self.sweep.layer
 
-    @property
+    @cached_property
     def num_rows(self) -> int:
         """Number of rows that pass it."""
         return sum(len(chunk.token_ids) for chunk in self.chunks)

@@ -1,8 +1,10 @@
-"""Work that an engine has yet to compute, by the stream that asked for it; gateways tell each other."""
+"""The load of an engine, as gateways and operators see it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from moesaic.engine.brownout import BrownoutLoad
 from moesaic.engine.sequences.sequence import AnySequence, ScoringSequence
 from moesaic.prefix.flops import ModelFlops
 
@@ -17,6 +19,20 @@ class Outstanding(NamedTuple):
     def plus(self, other: "Outstanding") -> "Outstanding":
         """Add the two."""
         return Outstanding(*(one + two for one, two in zip(self, other, strict=True)))
+
+
+@dataclass(frozen=True)
+class EngineLoad:
+    """The work of an engine, as routing and operators see it."""
+
+    num_running: int
+    num_waiting: int
+    kv_blocks_used: int
+    kv_blocks_total: int
+    epoch: int
+    waiting_for: tuple[str, ...]
+    outstanding: Mapping[int, Outstanding] = field(default_factory=dict)  # by stream
+    brownout: BrownoutLoad = field(default_factory=BrownoutLoad)
 
 
 def outstanding_of(sequences: Iterable[AnySequence], flops: ModelFlops) -> dict[int, Outstanding]:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from moesaic.engine.outstanding import Outstanding, outstanding_of
+from moesaic.engine.load import Outstanding, outstanding_of
 from moesaic.engine.sequences.requests import GenerationTask, Request, RequestKey, ScoringTask
 from moesaic.engine.steps.batching import Batcher
 from moesaic.engine.steps.planned_step import PlannedStep
@@ -45,7 +45,7 @@ def test_it_becomes_less_with_every_step_and_nothing_at_the_end() -> None:
     seen: list[Any] = []
     while batcher.unfinished():
         seen.append(sum(theirs.flops for theirs in look(batcher).values()))
-        plan = batcher.next_step()
+        plan = batcher.schedule()
         assert isinstance(plan, PlannedStep)
         advance(batcher, plan)
 
@@ -59,6 +59,6 @@ def test_an_answer_counts_its_next_token() -> None:
     submit(batcher, 1, 10, GenerationTask(max_tokens=5))
     for told in (10, 1, 1):
         assert look(batcher)[1].num_tokens == told
-        plan = batcher.next_step()
+        plan = batcher.schedule()
         assert isinstance(plan, PlannedStep)
         advance(batcher, plan)
