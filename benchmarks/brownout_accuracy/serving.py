@@ -27,7 +27,7 @@ from moesaic.engine.sequences.requests import (
     TokenEvent,
 )
 from moesaic.engine.shortcuts import LocalSteps, Shortcut
-from moesaic.engine.steps.limits import EngineLimits
+from moesaic.engine.steps.admission import EngineLimits
 from moesaic.messages.brownout import BrownoutPolicy
 from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.decoder import Decoder

@@ -24,7 +24,7 @@ from moesaic.engine.sequences.requests import (
     ScoringTask,
     TokenEvent,
 )
-from moesaic.engine.steps.limits import EngineLimits
+from moesaic.engine.steps.admission import EngineLimits
 from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.weights.checkpoint import Checkpoint

@@ -12,7 +12,7 @@ from moesaic.dispatch.tracing import StepTracer
 from moesaic.engine.engine import Engine, TellBlocks
 from moesaic.engine.sequences.blocks import blocks_for
 from moesaic.engine.sequences.requests import Event, Request, RequestKey
-from moesaic.engine.steps.limits import EngineLimits
+from moesaic.engine.steps.admission import EngineLimits
 from moesaic.engine.steps.sweeps import MOST_SWEEPS
 from moesaic.engine.thread import EngineThread
 from moesaic.kernels.warm_up import WARMING

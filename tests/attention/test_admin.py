@@ -17,24 +17,22 @@ from torch import Tensor
 from moesaic.cluster.rpc.admin import ServiceStatus
 from moesaic.dispatch.contract import Step
 from moesaic.dispatch.local import LocalDispatcher
-from moesaic.engine import vitals
 from moesaic.engine.engine import Engine
 from moesaic.engine.load import EngineLoad, Outstanding
 from moesaic.engine.sequences.grammar import GrammarCompiler
 from moesaic.engine.sequences.requests import Event
-from moesaic.engine.steps.limits import EngineLimits
+from moesaic.engine.steps.admission import EngineLimits
 from moesaic.engine.thread import engine_thread
-from moesaic.engine.vitals import Vitals
 from moesaic.kernels.promised import PromisedRows
 from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.layers.gate import load_gates
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.prefix.block_hashes import BlockHasher
-from moesaic.services.attention import streams
+from moesaic.services.attention import observing, streams
 from moesaic.services.attention.admin import AttentionAdmin
 from moesaic.services.attention.engine import RunningEngine
-from moesaic.services.attention.observing import observe
+from moesaic.services.attention.observing import Vitals, observe
 from moesaic.v1 import attention_pb2 as pb
 from tests.waiting import HANG_S, until
 
@@ -163,7 +161,7 @@ async def test_a_stream_that_waits_for_an_answer_gets_signs_of_life(tiny_model: 
 async def test_a_step_that_takes_long_shows_life_until_it_is_stuck(
     tiny_model: Any, monkeypatch: pytest.MonkeyPatch, stuck_s: float
 ) -> None:
-    monkeypatch.setattr(vitals, "STUCK_S", stuck_s)
+    monkeypatch.setattr(observing, "STUCK_S", stuck_s)
     live, looks = Vitals.live, list[int]()
 
     def looked(seen: Vitals, count: int) -> bool:

@@ -25,7 +25,7 @@ from moesaic.engine.sequences.requests import (
     TokenEvent,
 )
 from moesaic.engine.shortcuts import Shortcut
-from moesaic.engine.steps.limits import EngineLimits
+from moesaic.engine.steps.admission import EngineLimits
 from moesaic.errors import ExpertUnavailable, NotReady
 from moesaic.kernels.promised import PromisedRows
 from moesaic.models.configuration.config import load_config

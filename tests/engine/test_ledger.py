@@ -23,7 +23,7 @@ from moesaic.engine.sequences.requests import (
     ScoringTask,
     TokenEvent,
 )
-from moesaic.engine.steps.planned_step import PlannedStep
+from moesaic.engine.steps.queues import PlannedStep
 from moesaic.errors import MoesaicError, Overloaded
 from moesaic.messages.performance import MOST_KEPT, PART_TERMS
 

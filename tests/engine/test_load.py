@@ -6,7 +6,7 @@ from typing import Any
 from moesaic.engine.load import Outstanding, outstanding_of
 from moesaic.engine.sequences.requests import GenerationTask, Request, RequestKey, ScoringTask
 from moesaic.engine.steps.batching import Batcher
-from moesaic.engine.steps.planned_step import PlannedStep
+from moesaic.engine.steps.queues import PlannedStep
 from moesaic.prefix.flops import AttentionFlops, ModelFlops
 from tests.engine.rig import LIMITS
 from tests.engine.steps.steps import advance

@@ -31,7 +31,7 @@ from moesaic.engine.sequences.requests import (
     TokenEvent,
 )
 from moesaic.engine.steps.batching import Batcher
-from moesaic.engine.steps.planned_step import PlannedStep
+from moesaic.engine.steps.queues import PlannedStep
 from moesaic.engine.steps.sweeps import Slice
 from moesaic.errors import Overloaded
 from moesaic.messages.brownout import BrownoutDecision, BrownoutMode, BrownoutPolicy

@@ -1,7 +1,8 @@
 """Computing of planned steps and slices: their rows pass the decoder, and logits come out."""
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -13,11 +14,9 @@ from moesaic.dispatch.tracing import StepTracer
 from moesaic.engine.promises import ChoiceCounts, Promising
 from moesaic.engine.sequences.sequence import AnySequence, Chunk
 from moesaic.engine.shortcuts import Shortcut
-from moesaic.engine.step_parts import split_evenly
-from moesaic.engine.steps.limits import EngineLimits
-from moesaic.engine.steps.planned_step import PlannedStep
-from moesaic.engine.steps.sweep_rows import Sweep
-from moesaic.engine.steps.sweeps import Slice
+from moesaic.engine.steps.admission import EngineLimits
+from moesaic.engine.steps.queues import PlannedStep
+from moesaic.engine.steps.sweeps import Slice, Sweep
 from moesaic.messages.rung import Rung
 from moesaic.models.layers.decoder import Decoder, MoELayer
 from moesaic.models.layers.kv_cache import KVCache
@@ -166,3 +165,26 @@ def _wanted_rows(chunk: Chunk) -> list[int]:
         chunk.block_table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
         for position in range(end - chunk.wanted, end)
     ]
+
+
+def split_evenly(chunks: Sequence[Chunk], count: int) -> list[list[Chunk]]:
+    """Cut a step's rows, in order, into ``count`` parts that differ by one row at most.
+
+    Attention of one part overlaps experts of another (JANUS section 6). A chunk may be cut, so the parts
+    must pass each layer's attention in their order. There are at least ``count`` rows.
+    """
+    total = sum(len(chunk.token_ids) for chunk in chunks)
+    assert 1 <= count <= total
+    left = deque(chunks)
+    parts: list[list[Chunk]] = []
+    for part in range(count):
+        room = total * (part + 1) // count - total * part // count
+        parts.append([])
+        while room:
+            chunk = left.popleft()
+            if len(chunk.token_ids) > room:
+                chunk, rest = chunk.split(room)
+                left.appendleft(rest)
+            parts[-1].append(chunk)
+            room -= len(chunk.token_ids)
+    return parts

@@ -23,7 +23,6 @@ from moesaic.dispatch.expert_waits import Measuring
 from moesaic.dispatch.tracing import StepTracer
 from moesaic.engine.brownout import BrownoutControl
 from moesaic.engine.computing import Computed, StepComputer
-from moesaic.engine.held_tokens import Teller
 from moesaic.engine.ledger import StepLedger
 from moesaic.engine.load import EngineLoad, outstanding_of
 from moesaic.engine.metrics import StepMetrics
@@ -32,10 +31,11 @@ from moesaic.engine.progress import Progress
 from moesaic.engine.sequences.requests import Event, FailureEvent, Request, RequestKey
 from moesaic.engine.sequences.sequence import AnySequence
 from moesaic.engine.shortcuts import Shortcut
+from moesaic.engine.steps.admission import EngineLimits
 from moesaic.engine.steps.batching import Batcher
-from moesaic.engine.steps.limits import EngineLimits
-from moesaic.engine.steps.planned_step import LONG_STEP_ROWS, PlannedStep
+from moesaic.engine.steps.queues import LONG_STEP_ROWS, PlannedStep
 from moesaic.engine.steps.sweeps import Slice
+from moesaic.engine.teller import Teller
 from moesaic.errors import DeadlineExceeded, ExpertUnavailable, MoesaicError, NotReady, Overloaded
 from moesaic.messages.brownout import BrownoutPolicy
 from moesaic.messages.performance import LoadReport

@@ -24,7 +24,7 @@ from moesaic.engine.sequences.requests import (
     ScoreEvent,
     TokenEvent,
 )
-from moesaic.engine.steps.planned_step import PlannedStep
+from moesaic.engine.steps.queues import PlannedStep
 from moesaic.engine.steps.sweeps import Slice
 from moesaic.messages.performance import MOST_KEPT, Arrival, LoadReport, Part, RequestLatency
 

@@ -7,7 +7,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from moesaic.engine.computing import Computed
 from moesaic.engine.observer import Observer
 from moesaic.engine.steps.batching import Batcher
-from moesaic.engine.steps.planned_step import LONG_STEP_ROWS, PlannedStep
+from moesaic.engine.steps.queues import LONG_STEP_ROWS, PlannedStep
 from moesaic.engine.steps.sweeps import Slice
 from moesaic.errors import MoesaicError
 

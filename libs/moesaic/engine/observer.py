@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from moesaic.engine.computing import Computed
 from moesaic.engine.sequences.requests import Event, Request, RequestKey
-from moesaic.engine.steps.planned_step import PlannedStep
+from moesaic.engine.steps.queues import PlannedStep
 from moesaic.engine.steps.sweeps import Slice
 
 

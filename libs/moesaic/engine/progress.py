@@ -4,8 +4,6 @@ import torch
 from torch import Tensor
 
 from moesaic.engine.computing import Computed
-from moesaic.engine.sequences.logprobs import describe_picked, describe_prompt
-from moesaic.engine.sequences.processors import process
 from moesaic.engine.sequences.requests import (
     Event,
     FailureEvent,
@@ -16,7 +14,7 @@ from moesaic.engine.sequences.requests import (
     TokenEvent,
     TokenLogprob,
 )
-from moesaic.engine.sequences.sampling import sample
+from moesaic.engine.sequences.sampling import describe_picked, describe_prompt, process, sample
 from moesaic.engine.sequences.sequence import (
     Chunk,
     GenerationSequence,
@@ -24,7 +22,7 @@ from moesaic.engine.sequences.sequence import (
     count_epoch,
 )
 from moesaic.engine.steps.batching import Batcher
-from moesaic.engine.steps.planned_step import PlannedStep
+from moesaic.engine.steps.queues import PlannedStep
 from moesaic.engine.steps.sweeps import Slice
 from moesaic.errors import InvalidInput
 

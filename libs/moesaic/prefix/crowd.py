@@ -1,7 +1,7 @@
 """The requests that wait, and room for more: what would only be refused later is refused at once. Pure.
 
 Workers let so many requests, and tokens of prompts, wait, and turn away what comes beyond. So the same rules are asked
-before anything is done for a request (``moesaic.engine.steps.waiting`` has them one by one): where the room is
+before anything is done for a request (``moesaic.engine.steps.admission`` has them one by one): where the room is
 taken, one that comes is let in only if somebody has to give way to it.
 """
 

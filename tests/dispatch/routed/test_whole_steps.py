@@ -11,8 +11,8 @@ from torch import Tensor
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
 from moesaic.dispatch.routed.whole_steps import TWO_PARTS_ROWS, RoutedSteps
+from moesaic.engine.computing import split_evenly
 from moesaic.engine.sequences.sequence import Chunk
-from moesaic.engine.step_parts import split_evenly
 from moesaic.engine.thread import EngineThread, engine_thread
 from moesaic.experts.basis import AssignmentBasis
 from moesaic.experts.host import ExpertHost

@@ -30,7 +30,7 @@ from moesaic.engine.sequences.requests import (
     Sampling,
     TokenEvent,
 )
-from moesaic.engine.steps.limits import EngineLimits
+from moesaic.engine.steps.admission import EngineLimits
 from moesaic.errors import InvalidInput, NotReady
 from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.decoder import Decoder

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moesaic.engine.sequences.grammar_cache import GrammarCache
+from moesaic.engine.sequences.grammar import GrammarCache
 
 ROOM = 12
 TENANTS = ("a", "b", "c")

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moesaic.engine.sequences.grammar_cache import Source
-from moesaic.engine.sequences.grammar_queue import MAX_WAITING, NUM_THREADS, GrammarQueue
+from moesaic.engine.sequences.grammar import MAX_WAITING, NUM_THREADS, GrammarQueue, Source
 from moesaic.errors import NotReady, Overloaded
 from moesaic.fairness import Claim
 

@@ -16,8 +16,8 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
-from moesaic.engine.sequences.processors import process
 from moesaic.engine.sequences.requests import GenerationTask, Request, RequestKey, Sampling
+from moesaic.engine.sequences.sampling import process
 from moesaic.engine.sequences.sequence import GenerationSequence
 from moesaic.fairness import Claim
 

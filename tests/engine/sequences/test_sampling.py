@@ -4,9 +4,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moesaic.engine.sequences.logprobs import describe
 from moesaic.engine.sequences.requests import Sampling
-from moesaic.engine.sequences.sampling import draw, sample
+from moesaic.engine.sequences.sampling import describe, draw, sample
 
 
 def test_temperature_zero_takes_the_likeliest_token() -> None:

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 from moesaic.engine.sequences.requests import RequestKey
 from moesaic.engine.sequences.sequence import Chunk, GenerationSequence
+from moesaic.engine.steps.admission import EngineLimits
 from moesaic.engine.steps.batching import Batcher
-from moesaic.engine.steps.limits import EngineLimits
-from moesaic.engine.steps.planned_step import PlannedStep
+from moesaic.engine.steps.queues import PlannedStep
 from moesaic.engine.steps.sweeps import Slice
 
 MANY_PLACES = EngineLimits(

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from moesaic.engine.sequences.requests import GenerationTask, Request, RequestKey, ScoringTask
+from moesaic.engine.steps.admission import EngineLimits
 from moesaic.engine.steps.batching import Batcher
-from moesaic.engine.steps.limits import EngineLimits
-from moesaic.engine.steps.planned_step import PlannedStep
+from moesaic.engine.steps.queues import PlannedStep
 from moesaic.errors import Overloaded
 from moesaic.prefix.block_hashes import BLOCK_SIZE, BlockHasher
 from tests.engine.steps.steps import advance, calls_of, commit

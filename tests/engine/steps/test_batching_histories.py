@@ -11,9 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from moesaic.engine.sequences.requests import GenerationTask, Request, RequestKey, ScoringTask
 from moesaic.engine.sequences.sequence import AnySequence, Chunk, ScoringSequence, rank
+from moesaic.engine.steps.admission import EngineLimits
 from moesaic.engine.steps.batching import Batcher
-from moesaic.engine.steps.limits import EngineLimits
-from moesaic.engine.steps.planned_step import PlannedStep
+from moesaic.engine.steps.queues import PlannedStep
 from moesaic.engine.steps.sweeps import Slice
 from moesaic.errors import InvalidInput, Overloaded
 from moesaic.fairness import who_gives_way

@@ -2,27 +2,42 @@
 
 The package ``llguidance`` does the work. Workers need not have it; they then refuse such requests.
 Compiling may take seconds and belongs in a thread; masks take well below a millisecond.
+
+Tenants take turns to have grammars compiled, by the time that their grammars have taken. The rules are
+those of ``moesaic.fairness``. Besides, a tenant has one grammar compiled at a time, so that another's
+need not wait for the end of a heavy one.
+
+Compiled grammars are kept. Tenants share the room: when it is full, the tenant that holds the most
+gives up what it has not used for the longest time. So nobody's flood drives out the grammars of others.
 """
 
+import asyncio
 import importlib.util
 import threading
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
-from moesaic.engine.sequences.grammar_cache import GrammarCache, Source
-from moesaic.engine.sequences.grammar_queue import NUM_THREADS, GrammarQueue
 from moesaic.engine.sequences.grammar_trial import GrammarTrial, load_tokenizer, reason
 from moesaic.engine.sequences.grammar_trial import compiled as compile_here
-from moesaic.errors import InvalidInput
-from moesaic.fairness import Claim
+from moesaic.errors import InvalidInput, Overloaded
+from moesaic.fairness import Claim, Shares, who_gives_way
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 GrammarKind = Literal["json_schema", "regex", "grammar", "choice"]
+Source = tuple[str, str]  # kind and text
+T = TypeVar("T")
 
+NUM_THREADS = 2
+MAX_WAITING = 32  # of all tenants; the longest takes two seconds
+LONG_MS = 2000  # a request whose grammars have taken so long is a long one
 # Callers tend to send the same few grammars. The trial of one tells how much memory it takes, but too little where it
 # finds free room, or grows as it is used: so each counts as ``LEAST_BYTES`` at least.
 KEPT_BYTES = 128 << 20
@@ -30,6 +45,138 @@ LEAST_BYTES = 1 << 20
 BYTES_PER_CHARACTER = 400
 NOBODY = Claim()
 _MISSING = "is missing"
+
+
+class GrammarCache(Generic[T]):
+    """Values by their source, in at most ``most_bytes``. A value counts for every tenant that uses it."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._values: dict[Source, tuple[T, int]] = {}
+        self._used_by: dict[str, OrderedDict[Source, None]] = {}  # the latest use comes last
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all values."""
+        return sum(num_bytes for _, num_bytes in self._values.values())
+
+    def get(self, source: Source, tenant: str) -> T | None:
+        """Find a value, which ``tenant`` uses now."""
+        if source not in self._values:
+            return None
+        self._use(source, tenant)
+        return self._values[source][0]
+
+    def put(self, source: Source, tenant: str, value: T, num_bytes: int) -> None:
+        """Keep a value, as long as there is room."""
+        self._values[source] = value, num_bytes
+        self._use(source, tenant)
+        while self.num_bytes > self._most_bytes:
+            self._give_up(max(self._used_by, key=self._held_by))
+
+    def _use(self, source: Source, tenant: str) -> None:
+        used = self._used_by.setdefault(tenant, OrderedDict())
+        used[source] = None
+        used.move_to_end(source)
+
+    def _held_by(self, tenant: str) -> int:
+        return sum(self._values[source][1] for source in self._used_by[tenant])
+
+    def _give_up(self, tenant: str) -> None:
+        used = self._used_by[tenant]
+        source, _ = used.popitem(last=False)
+        if not used:
+            del self._used_by[tenant]
+        if not any(source in others for others in self._used_by.values()):
+            del self._values[source]
+
+
+@dataclass(eq=False)
+class _Entry(Generic[T]):
+    source: Source
+    claim: Claim
+    compiled: asyncio.Future[T]
+    wanted_by: int = field(default=0)  # requests of the tenant
+
+
+class GrammarQueue(Generic[T]):
+    """Grammars that wait, and those that threads compile now. Lives on one event loop."""
+
+    def __init__(self, compile_one: Callable[[Source, str], T]) -> None:
+        """``compile_one`` compiles a source for a tenant, on any thread."""
+        self._compile_one = compile_one
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
+        self._waiting: list[_Entry[T]] = []
+        self._running: list[_Entry[T]] = []
+        self._shares = Shares()
+        self._arrivals = 0
+
+    async def compiled(self, source: Source, claim: Claim) -> T:
+        """Have a grammar compiled. Requests of one tenant for the same grammar share one compilation.
+
+        Raises:
+            Overloaded: too many grammars wait, and this one has to give way.
+        """
+        entry = self._entry(source, claim)
+        entry.wanted_by += 1
+        try:
+            return await asyncio.shield(entry.compiled)
+        finally:
+            entry.wanted_by -= 1
+            if not entry.wanted_by and entry in self._waiting:
+                self._waiting.remove(entry)
+
+    def _entry(self, source: Source, claim: Claim) -> _Entry[T]:
+        for entry in (*self._running, *self._waiting):
+            if entry.source == source and entry.claim.party == claim.party:
+                return entry
+        claim = claim._replace(arrival=self._arrivals)
+        free = MAX_WAITING - len(self._waiting)
+        leaving = who_gives_way(claim, 1, free, self._waiting, lambda _: 1, among_requests=False)
+        full = f"{len(self._waiting)} grammars wait to be compiled"
+        if leaving is None:
+            raise Overloaded(full)
+        for entry in leaving:
+            self._waiting.remove(entry)
+            entry.compiled.set_exception(Overloaded(full))
+        self._arrivals += 1
+        entry = _Entry(source, claim, asyncio.get_running_loop().create_future())
+        self._waiting.append(entry)
+        self._start_next()
+        return entry
+
+    def _start_next(self) -> None:
+        loop = asyncio.get_running_loop()
+        while len(self._running) < NUM_THREADS:
+            busy = {entry.claim.tenant for entry in self._running}
+            ready = [entry for entry in self._waiting if entry.claim.tenant not in busy]
+            if not ready:
+                return
+            entry = self._shares.in_turn(ready, LONG_MS)[0]
+            self._waiting.remove(entry)
+            self._running.append(entry)
+            work = partial(self._compile_one, entry.source, entry.claim.tenant)
+            running = loop.run_in_executor(self._threads, work)
+            running.add_done_callback(partial(self._ended, entry, loop.time()))
+
+    def _ended(self, entry: _Entry[T], started_s: float, running: asyncio.Future[T]) -> None:
+        self._running.remove(entry)
+        took_ms = round(1000 * (asyncio.get_running_loop().time() - started_s)) + 1
+        self._shares.note(entry.claim, took_ms)
+        left = [waiting.claim for waiting in self._waiting]
+        self._shares.served([(entry.claim, took_ms)], left, LONG_MS)
+        _pass_on(running, entry.compiled)
+        self._start_next()
+
+
+def _pass_on(done: asyncio.Future[T], to: asyncio.Future[T]) -> None:
+    if done.cancelled():
+        to.cancel()
+    elif (error := done.exception()) is not None:
+        to.set_exception(error)
+        to.exception()  # if nobody waits any longer, nobody need hear of it
+    else:
+        to.set_result(done.result())
 
 
 class Grammar:

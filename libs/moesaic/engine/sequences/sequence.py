@@ -6,16 +6,19 @@ KV.
 """
 
 import math
-from dataclasses import dataclass, field
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from moesaic.engine.sequences.blocks import BlockPool, blocks_for
+from moesaic.engine.sequences.grammar import Matcher
 from moesaic.engine.sequences.requests import Degradation, GenerationTask, Request, ScoringTask
 from moesaic.fairness import Claim
 from moesaic.prefix.block_hashes import BLOCK_SIZE
 
 if TYPE_CHECKING:  # this room's core stays free of torch
-    from moesaic.engine.sequences.logit_state import LogitState
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,13 @@ class Chunk:
     block_table: list[int]
     wanted: int  # logits are wanted of the last ``wanted`` rows
     candidate: int | None = None  # index of the candidate that is scored; None: rows of the prompt
+
+    def split(self, count: int) -> tuple["Chunk", "Chunk"]:
+        """Cut it into its first ``count`` rows and the others; both together want what it wants."""
+        rows, others = self.token_ids[:count], self.token_ids[count:]
+        wanted = min(self.wanted, len(others))
+        first = replace(self, token_ids=rows, wanted=self.wanted - wanted)
+        return first, replace(self, token_ids=others, start=self.start + count, wanted=wanted)
 
 
 @dataclass
@@ -68,6 +78,42 @@ class QualityAccount:
         share = self.degraded / max(1, self.choices)
         mean = self.thresholds / self.rows if self.rows else 1.0
         return Degradation(mean, min(1.0, share), round(self.rows))
+
+
+@dataclass(eq=False)
+class LogitState:
+    """State that changes of one sequence's logits keep from step to step, on the device of the logits.
+
+    Attributes:
+        bias_ids: tokens whose logits get a bias.
+        bias: of each of them.
+        allowed_ids: the only tokens that may be picked; empty: any may be.
+        end_ids: the end tokens.
+        matcher: the answer's place in its grammar.
+        ids: tokens of prompt and answer, each once.
+        counts: how often the answer has each of them.
+    """
+
+    bias_ids: "Tensor"
+    bias: "Tensor"
+    allowed_ids: "Tensor"
+    end_ids: "Tensor"
+    matcher: Matcher | None
+    ids: "array[int]" = field(default_factory=lambda: array("q"))
+    counts: "array[float]" = field(default_factory=lambda: array("f"))
+    _place: dict[int, int] = field(default_factory=dict)
+    _num_counted: int = 0
+
+    def count(self, tokens: Sequence[int], num_prompt: int) -> None:
+        """Count the tokens that came since the last call; the first ``num_prompt`` are the prompt's."""
+        for position in range(self._num_counted, len(tokens)):
+            token = tokens[position]
+            place = self._place.setdefault(token, len(self.ids))
+            if place == len(self.ids):
+                self.ids.append(token)
+                self.counts.append(0.0)
+            self.counts[place] += position >= num_prompt
+        self._num_counted = len(tokens)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -122,7 +168,7 @@ class GenerationSequence(_Sequence):
     tokens: list[int]
     # Tokens of the prompt whose log-probability was told; the first has none.
     num_described: int = 1
-    logit_state: "LogitState | None" = None  # made when the first token is picked
+    logit_state: LogitState | None = None  # made when the first token is picked
     last_step: int = 0  # the last one that planned a token for it
 
     @property

@@ -1,4 +1,7 @@
-"""Admission to one step: which waiting sequences begin, and which running ones leave for them.
+"""Admission to an engine, to its queue and to a step. Pure.
+
+A request is refused if it can never run within the limits, or if the queue is full and nothing in it
+has to give way. A step lets waiting sequences begin, and running ones leave for them.
 
 A waiting sequence begins behind the longest beginning of it whose KV is there already. It stays
 where it is in three cases:
@@ -13,11 +16,144 @@ nothing runs. So a short request waits for no large one, and the large one begin
 
 import itertools
 from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from moesaic.classification.candidates import MAX_ANSWER_TOKENS
+from moesaic.engine.sequences.blocks import blocks_for
+from moesaic.engine.sequences.requests import GenerationTask, Request, ScoringTask
 from moesaic.engine.sequences.sequence import AnySequence, ScoringSequence, reusable
-from moesaic.engine.steps.planned_step import PlannedStep
-from moesaic.engine.steps.running import BatcherTally, Running
-from moesaic.fairness import who_gives_way
+from moesaic.engine.steps.queues import BatcherTally, PlannedStep, Running, WaitingQueue
+from moesaic.engine.steps.sweeps import blocks_to_sweep
+from moesaic.errors import InvalidInput, Overloaded
+from moesaic.fairness import Claim, who_gives_way
+from moesaic.prefix.block_hashes import BLOCK_SIZE
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """Bounds on the requests that one engine takes on."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_num_queued_reqs: int
+    max_num_queued_tokens: int
+    max_model_len: int  # tokens of prompt and answer together
+    sweep_blocks: int = 0  # room for scoring that stores no KV; 0: there is none
+    store_scoring_kv: bool = True  # unless a request says otherwise
+
+    def sweeps(self, task: GenerationTask | ScoringTask) -> bool:
+        """True if ``task`` stores no KV."""
+        if isinstance(task, GenerationTask):
+            return False
+        return not (self.store_scoring_kv if task.store_kv is None else task.store_kv)
+
+
+def check_request(request: Request, limits: EngineLimits, num_blocks: int) -> None:
+    """Refuse a request that can never run with ``num_blocks`` KV blocks.
+
+    Raises:
+        InvalidInput: with the field to correct.
+    """
+    if not request.token_ids:
+        raise InvalidInput("prompt", "must have at least one token")
+    prompt = len(request.token_ids)
+    if isinstance(request.task, ScoringTask):
+        extra = _longest_candidate(request.task, limits)
+        if limits.sweeps(request.task):
+            _check_sweep(prompt, extra, request.task, limits)
+            return
+        most_blocks = blocks_for(prompt)
+        if extra > 1:  # behind the prompt's full blocks, one candidate at a time at worst
+            most_blocks += blocks_for(prompt + extra - 1) - prompt // BLOCK_SIZE
+    else:
+        extra = request.task.max_tokens
+        least = 1 if request.task.prompt_logprobs is None else 0  # the prompt alone is of interest
+        if extra < least:
+            raise InvalidInput("max_tokens", f"must be at least {least}, got {extra}")
+        most_blocks = blocks_for(prompt + extra)
+    if prompt + extra > limits.max_model_len or most_blocks > num_blocks:
+        most = min(limits.max_model_len, num_blocks * BLOCK_SIZE)
+        raise InvalidInput(
+            "prompt",
+            f"prompt ({prompt} tokens) and answer ({extra}) together exceed the {most} tokens "
+            "there is room for",
+            code="context_length_exceeded",
+        )
+
+
+def _check_sweep(prompt: int, extra: int, scoring: ScoringTask, limits: EngineLimits) -> None:
+    if prompt + extra > limits.max_model_len:
+        raise InvalidInput(
+            "prompt",
+            f"prompt ({prompt} tokens) and answer ({extra}) together exceed the "
+            f"{limits.max_model_len} tokens there is room for",
+            code="context_length_exceeded",
+        )
+    if (needed := blocks_to_sweep(prompt, scoring)) > limits.sweep_blocks:
+        raise InvalidInput(
+            "prompt",
+            f"prompt ({prompt} tokens) and candidates need room for {needed * BLOCK_SIZE} tokens without "
+            f"stored KV, of which there is {limits.sweep_blocks * BLOCK_SIZE}: shorten it, raise the "
+            "worker's --sweep-bytes or send moesaic.store_kv true",
+            code="context_length_exceeded",
+        )
+
+
+def _longest_candidate(scoring: ScoringTask, limits: EngineLimits) -> int:
+    if not scoring.candidates or not all(scoring.candidates):
+        raise InvalidInput("labels", "every candidate must have at least one token")
+    longest = max(map(len, scoring.candidates))
+    if longest > (most := min(MAX_ANSWER_TOKENS, limits.max_num_batched_tokens)):
+        raise InvalidInput("labels", f"a candidate may have at most {most} tokens, got {longest}")
+    return longest
+
+
+def displaced_by(
+    newcomer: Claim, num_tokens: int, queues: Sequence[WaitingQueue], limits: EngineLimits
+) -> list[AnySequence]:
+    """Find those that leave the queue, so that a request of ``num_tokens`` finds room.
+
+    Only requests that have never run leave: the work done for the others would be lost.
+
+    Raises:
+        Overloaded: the queue is full, and nothing in it has to give way to the newcomer.
+    """
+    displaced: list[AnySequence] = []
+    kinds = {kind for queue in queues for kind in queue.kinds}
+    num_queued, queued_tokens = sum(map(len, queues)), sum(queue.num_tokens for queue in queues)
+
+    def make_room(needs: int, free: int, amount: Callable[[AnySequence], int], full: str) -> None:
+        if needs <= free:
+            return
+        if kinds == {(newcomer.tenant, newcomer.priority)}:  # equals do not give way
+            raise Overloaded(full)
+        waiting = [sequence for queue in queues for sequence in queue]
+        leaving = who_gives_way(
+            newcomer,
+            needs,
+            free,
+            [sequence for sequence in waiting if sequence not in displaced],
+            amount,
+            may_leave=lambda sequence: sequence.num_cached is None,
+            among_requests=False,
+        )
+        if leaving is None:
+            raise Overloaded(full)
+        displaced.extend(leaving)
+
+    full = f"{num_queued} requests are waiting already"
+    make_room(1, limits.max_num_queued_reqs - num_queued, lambda _: 1, full)
+    most_tokens = limits.max_num_queued_tokens
+    left = queued_tokens - sum(len(sequence.tokens) for sequence in displaced)
+    if left and left + num_tokens > most_tokens:
+        full = f"requests with {queued_tokens} tokens are waiting already"
+        make_room(min(num_tokens, most_tokens), most_tokens - left, _num_tokens, full)
+    return displaced
+
+
+def _num_tokens(sequence: AnySequence) -> int:
+    return len(sequence.tokens)
 
 
 class Admission:

@@ -8,12 +8,12 @@ their content, so a request starts behind the longest beginning that is there al
 ==================================================  ===========================
 What is decided                                     Where
 ==================================================  ===========================
-Which requests can never run                        ``limits``
-Which leave a full queue for a newcomer             ``waiting``
-When a step is for light tenants alone              ``light_steps``
-Which generations go on, how many rows prompts get  ``step_sharing`` by ``pace``
+Which requests can never run                        ``admission``
+Which leave a full queue for a newcomer             ``admission``
 Which waiting sequences begin, at whose cost        ``admission``
-Which sequence gives its blocks to one that grows   ``running``
+When a step is for light tenants alone              ``sharing``
+Which generations go on, how many rows prompts get  ``sharing`` by ``pace``
+Which sequence gives its blocks to one that grows   ``queues``
 When scoring that stores no KV has its turn         ``sweeps``
 ==================================================  ===========================
 """
@@ -25,16 +25,17 @@ from collections.abc import Collection
 from moesaic.engine.sequences.blocks import BlockPool, blocks_for
 from moesaic.engine.sequences.requests import Request, RequestKey
 from moesaic.engine.sequences.sequence import AnySequence, Chunk, ScoringSequence, sequence_of
-from moesaic.engine.steps.admission import Admission
-from moesaic.engine.steps.light_steps import LightSteps, Party, light_parties
-from moesaic.engine.steps.limits import EngineLimits, check_request
-from moesaic.engine.steps.pace import StepPace
-from moesaic.engine.steps.planned_step import PlannedStep
-from moesaic.engine.steps.row_costs import RowCosts
-from moesaic.engine.steps.running import BatcherTally, Running
-from moesaic.engine.steps.step_sharing import PromptRoom, StepSharing
+from moesaic.engine.steps.admission import Admission, EngineLimits, check_request, displaced_by
+from moesaic.engine.steps.pace import RowCosts, StepPace
+from moesaic.engine.steps.queues import (
+    BatcherTally,
+    Party,
+    PlannedStep,
+    Running,
+    WaitingQueue,
+)
+from moesaic.engine.steps.sharing import LightSteps, PromptRoom, StepSharing, light_parties
 from moesaic.engine.steps.sweeps import ROWS_ALONE, Slice, Sweeps
-from moesaic.engine.steps.waiting import WaitingQueue, displaced_by
 from moesaic.fairness import Shares
 from moesaic.prefix.block_hashes import BLOCK_SIZE, BlockHasher
 from moesaic.prefix.flops import ModelFlops

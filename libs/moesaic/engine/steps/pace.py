@@ -2,7 +2,7 @@
 
 A step takes a time of its own, to read the weights, and a time for each row. Both are fitted to the
 last steps, the newest counting most; the first is at most what a whole step took lately. Rows are
-counted by what they cost (``row_costs``).
+counted by what they cost (``RowCosts``).
 
 =============================================  =====================================================
 Steps so far                                   Rows of the next step
@@ -15,7 +15,12 @@ were all alike, and tell neither time          half as many, or, of few, half as
 """
 
 import math
+from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
+
+from moesaic.engine.sequences.sequence import AnySequence, Chunk, ScoringSequence
+from moesaic.prefix.flops import ModelFlops
 
 LEAST_ROWS = 64  # fewer read almost as many weights
 MEASURED_ROWS = 16  # of prompts, in a step that tells something
@@ -23,6 +28,7 @@ FIRST_ROWS = 64  # of a step before anything is known
 GROWTH = 4  # times the most rows that were measured lately
 FORGET = 0.8  # what a step counts once another one was measured
 FORGET_LEAST = 1.05  # times longer is the shortest step so far, once another one was measured
+MOST_REMEMBERED = 1 << 14  # costs
 
 
 class RowAllowance(NamedTuple):
@@ -98,3 +104,34 @@ class StepPace:
         # Unlike rows that take unlike times would else pass for a step's own time.
         alone_s = min(self._least_s, max(0.0, mean_s - row_s * mean_rows))
         return alone_s, max((mean_s - alone_s) / mean_rows, math.ulp(1.0))
+
+
+class RowCosts:
+    """Costs of one model's rows, by the FLOPs they take: a row far into a context sees more keys.
+
+    A cost of 1 is that of a prompt's first row, whose logits nobody wants.
+    """
+
+    def __init__(self, flops: ModelFlops) -> None:
+        self._flops = flops
+        self._unit = flops.span(0, 1)
+        self.at = lru_cache(MOST_REMEMBERED)(self._at)
+
+    def _at(self, position: int, wanted: bool) -> float:
+        """Return the cost of the row at ``position``; ``wanted``: its logits are."""
+        flops = self._flops.span(position, position + 1) + self._flops.head * wanted
+        return flops / self._unit
+
+    def next_row(self, sequence: AnySequence) -> float:
+        """Return the cost of the first row that ``sequence`` has to compute."""
+        candidates = sequence.computed == len(sequence.tokens)
+        wanted = candidates if isinstance(sequence, ScoringSequence) else sequence.decodes
+        return self.at(sequence.computed, wanted)
+
+    def of(self, chunks: Iterable[Chunk]) -> float:
+        """Return the cost of all rows of some chunks."""
+        flops = 0
+        for chunk in chunks:
+            flops += self._flops.span(chunk.start, chunk.start + len(chunk.token_ids))
+            flops += self._flops.head * chunk.wanted
+        return flops / self._unit

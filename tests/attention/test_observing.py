@@ -1,6 +1,6 @@
 """An engine that says nothing, by the layers that it computes meanwhile."""
 
-from moesaic.engine.vitals import STUCK_S, Vitals
+from moesaic.services.attention.observing import STUCK_S, Vitals
 
 
 def test_a_step_of_any_length_lives_as_long_as_layers_go_by() -> None:

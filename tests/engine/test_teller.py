@@ -7,7 +7,6 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moesaic.engine.held_tokens import HeldTokens
 from moesaic.engine.sequences.requests import (
     Event,
     FinishEvent,
@@ -16,6 +15,7 @@ from moesaic.engine.sequences.requests import (
     RequestKey,
     TokenEvent,
 )
+from moesaic.engine.teller import HeldTokens
 from tests.engine.rig import Rig, rig
 
 NUM_LAYERS = 3  # of the tiny model

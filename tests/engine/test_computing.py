@@ -6,8 +6,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moesaic.engine.computing import split_evenly
 from moesaic.engine.sequences.sequence import Chunk
-from moesaic.engine.step_parts import split_evenly
 
 
 @given(

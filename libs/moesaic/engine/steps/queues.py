@@ -1,15 +1,98 @@
-"""Sequences that run, the KV blocks that they hold, and which of them gives way to one that grows."""
+"""The sequences of one engine that wait and that run, and the step that is planned of them. Pure."""
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from moesaic.engine.sequences.blocks import BlockPool
-from moesaic.engine.sequences.sequence import AnySequence, GenerationSequence, rank
-from moesaic.engine.steps.light_steps import Party
-from moesaic.engine.steps.planned_step import PlannedStep
-from moesaic.engine.steps.waiting import WaitingQueue
+from moesaic.engine.sequences.sequence import (
+    AnySequence,
+    Chunk,
+    GenerationSequence,
+    ScoringSequence,
+    rank,
+)
+
+Party = tuple[int, str]  # see ``Claim.party``
+LONG_STEP_ROWS = 256  # such a step may take longer than tokens may be held
+
+
+@dataclass
+class PlannedStep:
+    """One step: its chunks, and the KV blocks to copy, (from, to), before it."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    prompt_rows: int = 0  # rows of sequences that do not decode
+    prompt_cost: float = 0.0  # of these rows, see ``RowCosts``
+    is_light: bool = False  # of light tenants only, while others have work
+
+    @cached_property
+    def num_rows(self) -> int:
+        """Number of rows, once the step is planned."""
+        return sum(len(chunk.token_ids) for chunk in self.chunks)
+
+    @property
+    def sequences(self) -> list[AnySequence]:
+        """The sequences that fail if the step does."""
+        return [chunk.sequence for chunk in self.chunks]
+
+    def drop(self, sequence: AnySequence) -> None:
+        """Take out all that ``sequence`` was to compute. Its lanes are still its own."""
+        self.chunks[:] = [chunk for chunk in self.chunks if chunk.sequence is not sequence]
+        if isinstance(sequence, ScoringSequence):
+            targets = {block for lane in sequence.lanes for block in lane}
+            self.copies[:] = [copy for copy in self.copies if copy[1] not in targets]
+
+
+class WaitingQueue:
+    """Sequences that hold no blocks: the most urgent first, equals by arrival.
+
+    A preempted one comes back to the place of its arrival.
+    """
+
+    def __init__(self) -> None:
+        self._ranked: list[AnySequence] = []
+        self.kinds: Counter[tuple[str, int]] = Counter()  # by tenant and priority, how many
+        self.tokens: Counter[tuple[str, int]] = Counter()  # that these want computed, cached or not
+        self.num_tokens = 0  # of all
+
+    def __len__(self) -> int:
+        return len(self._ranked)
+
+    def __iter__(self) -> Iterator[AnySequence]:
+        """Iterate over a copy: the next in turn comes first, and later changes are not seen."""
+        return iter(self._ranked.copy())
+
+    def of(self, parties: Collection[Party] | None) -> list[AnySequence]:
+        """List the sequences of some parties, or of everyone; the next in turn comes first."""
+        if parties is None:
+            return self._ranked.copy()
+        if not any((max(0, priority), tenant) in parties for tenant, priority in self.kinds):
+            return []
+        return [sequence for sequence in self._ranked if sequence.claim.party in parties]
+
+    def add(self, sequence: AnySequence) -> None:
+        """Take ``sequence`` in."""
+        insort(self._ranked, sequence, key=rank)
+        kind = sequence.claim.tenant, sequence.claim.priority
+        self.kinds[kind] += 1
+        self.tokens[kind] += len(sequence.tokens)
+        self.num_tokens += len(sequence.tokens)
+
+    def remove(self, sequence: AnySequence) -> None:
+        """Let ``sequence`` go, which is here."""
+        idx = bisect_left(self._ranked, rank(sequence), key=rank)
+        assert self._ranked[idx] is sequence
+        del self._ranked[idx]
+        self.num_tokens -= len(sequence.tokens)
+        kind = sequence.claim.tenant, sequence.claim.priority
+        self.kinds[kind] -= 1
+        self.tokens[kind] -= len(sequence.tokens)
+        if not self.kinds[kind]:
+            del self.kinds[kind], self.tokens[kind]
 
 
 @dataclass

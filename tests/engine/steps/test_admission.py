@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from moesaic.engine.sequences.requests import GenerationTask, Request, RequestKey, ScoringTask
+from moesaic.engine.steps.admission import EngineLimits
 from moesaic.engine.steps.batching import Batcher
-from moesaic.engine.steps.limits import EngineLimits
 from moesaic.errors import InvalidInput, Overloaded
 from tests.engine.steps.steps import advance
 
