@@ -31,12 +31,8 @@ async def follow_policy(bus: Bus, running: RunningEngine, rungs: RungFollower) -
 async def tell_decisions(bus: Bus, running: RunningEngine, worker_id: str, generation: int) -> None:
     """Tell the scheduler the engine's decisions, for ever; while Redis is gone, the last ones wait."""
     untold: deque[BrownoutDecision] = deque(maxlen=MOST_UNTOLD)
-
-    async def take() -> list[BrownoutDecision]:
-        return running.engine.brownout.take_decisions()
-
     while True:
-        for decision in await running.thread.run(take()):
+        for decision in await running.thread.build(running.engine.brownout.take_decisions):
             untold.append(replace(decision, worker_id=worker_id, generation=generation))
         with suppress(PeerLost):
             while untold:

@@ -46,11 +46,7 @@ class RunningEngine:
 
     async def take_report(self) -> LoadReport:
         """Report the load since the last call."""
-
-        async def take() -> LoadReport:
-            return self.engine.take_report()
-
-        return await self.thread.run(take())
+        return await self.thread.build(self.engine.take_report)
 
     def submit(self, request: Request) -> None:
         """Hand a request over."""

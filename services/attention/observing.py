@@ -39,19 +39,15 @@ async def observe(api: AttentionAdmin, status: ServiceStatus, running: RunningEn
     Gateways are told as well that the engine lives: it has no time to say so itself during a long step.
     """
     engine, vitals = running.engine, Vitals()
-
-    async def look() -> None:
-        api.load = engine.load()
-
     while True:
-        looking = asyncio.ensure_future(running.thread.run(look()))
+        looking = asyncio.ensure_future(running.thread.build(engine.load))
         try:
             while not (await asyncio.wait({looking}, timeout=OBSERVE_EVERY_S))[0]:
                 if vitals.live(engine.layers_done):  # it computes, and looks at nothing else
                     api.beat()
         finally:
             looking.cancel()
-        looking.result()
+        api.load = looking.result()
         vitals.idle()
         api.beat()
         status.epoch = max(status.epoch, api.load.epoch)

@@ -44,6 +44,7 @@ LIMITS = EngineLimits(
     sweep_blocks=40,
 )
 CPU = torch.device("cpu")
+NUM_LAYERS = 3  # of the tiny model
 HASHER = BlockHasher(b"secret", "tiny", BLOCK_SIZE)
 
 

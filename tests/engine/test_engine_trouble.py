@@ -17,9 +17,7 @@ from moesaic.engine.sequences.requests import (
 )
 from moesaic.errors import DeadlineExceeded, ExpertUnavailable
 from moesaic.messages.performance import PART_TERMS
-from tests.engine.rig import LIMITS, prompts, rig
-
-NUM_LAYERS = 3  # of the tiny model
+from tests.engine.rig import LIMITS, NUM_LAYERS, prompts, rig
 
 
 async def test_a_failed_step_is_run_again_and_nobody_notices(tiny_model: Any) -> None:

@@ -16,9 +16,7 @@ from moesaic.engine.sequences.requests import (
     TokenEvent,
 )
 from moesaic.engine.teller import HeldTokens
-from tests.engine.rig import Rig, rig
-
-NUM_LAYERS = 3  # of the tiny model
+from tests.engine.rig import NUM_LAYERS, Rig, rig
 
 KEYS = [RequestKey(name) for name in "abc"]
 PATIENCE_S = {KEYS[0]: 0.0, KEYS[1]: 0.25, KEYS[2]: 1.0}

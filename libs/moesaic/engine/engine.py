@@ -62,6 +62,7 @@ class Engine:
         batcher: plans steps.
         brownout: says at which thresholds they run.
         ledger: notes what steps cost, for reports.
+        observers: these two, and the metrics; called in their order.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class Engine:
         self._progress, self._teller = Progress(self.batcher), Teller(emit)
         self.brownout = BrownoutControl()
         self.ledger = StepLedger(RandomChoice(moe.num_experts, moe.top_k))
-        self._observers: list[Observer] = [self.brownout, self.ledger, StepMetrics(self.batcher)]
+        self.observers: list[Observer] = [self.brownout, self.ledger, StepMetrics(self.batcher)]
         self._tell_blocks, self._recovery_s = tell_blocks, recovery_s
         self._request_came = asyncio.Event()
         self._epoch = 0
@@ -115,7 +116,7 @@ class Engine:
             came = isinstance(error, Overloaded)  # else it could never run here
             failures = [FailureEvent(request.key, error)]
         if came:
-            for observer in self._observers:
+            for observer in self.observers:
                 observer.came(request)
         self._tell(failures)
         self._request_came.set()
@@ -123,7 +124,7 @@ class Engine:
     def cancel(self, key: RequestKey) -> None:
         """Forget a request; no event of it follows. Unknown keys are ignored."""
         self.batcher.cancel(key)
-        for observer in self._observers:
+        for observer in self.observers:
             observer.forget(key)
         self._teller.forget(key)
 
@@ -219,7 +220,7 @@ class Engine:
     async def _compute(self, step: Step, planned: PlannedStep | Slice) -> Computed:
         if planned.num_rows >= LONG_STEP_ROWS:
             self._teller.tell_held()
-        for observer in self._observers:
+        for observer in self.observers:
             observer.began(planned)
         return await self._computer.compute(step, planned)
 
@@ -227,14 +228,14 @@ class Engine:
         self._epoch = computed.epoch
         if isinstance(planned, PlannedStep):
             self.batcher.took(planned, took_s)
-        for observer in self._observers:
+        for observer in self.observers:
             observer.ended(planned, computed, took_s)
 
     async def _failed(
         self, planned: PlannedStep | Slice, error: Exception, events: list[Event]
     ) -> None:
         """Wait until the step can run again; if it failed for a reason of its own, fail its requests."""
-        for observer in self._observers:
+        for observer in self.observers:
             observer.failed(planned, error)
         if isinstance(error, MoesaicError):
             if isinstance(planned, PlannedStep):
@@ -250,7 +251,7 @@ class Engine:
         stored, evicted = self.batcher.pool.take_changes()
         if stored or evicted:
             self._tell_blocks(stored, evicted)
-        for observer in self._observers:
+        for observer in self.observers:
             observer.told(events)
         self._teller.tell(events)
 
@@ -278,10 +279,10 @@ class Engine:
     @contextmanager
     def _pause(self) -> Iterator[None]:
         """Let observers know that no step runs for the length of the block."""
-        for observer in self._observers:
+        for observer in self.observers:
             observer.paused()
         yield
-        for observer in self._observers:
+        for observer in self.observers:
             observer.resumed()
 
     def _give_up(self, sequences: Sequence[AnySequence], error: MoesaicError) -> None:

@@ -16,6 +16,7 @@ from moesaic.engine.sequences.requests import (
 )
 from moesaic.engine.sequences.sampling import describe_picked, describe_prompt, process, sample
 from moesaic.engine.sequences.sequence import (
+    AnySequence,
     Chunk,
     GenerationSequence,
     ScoringSequence,
@@ -100,7 +101,7 @@ class Progress:
             events.append(ProgressEvent(sequence.request.key, sequence.computed))
             return False
         if not sequence.task.max_tokens:
-            self._finish_generation(sequence, "length", None, events)
+            self._finish(sequence, "length", events)
             return False
         return True
 
@@ -148,31 +149,8 @@ class Progress:
             stopped = matcher.complete
         if stopped or sequence.num_generated == task.max_tokens:
             end = (token, logprob) if token in task.stop_token_ids else None
-            self._finish_generation(sequence, "stop" if stopped else "length", end, events)
-
-    def _finish_generation(
-        self,
-        sequence: GenerationSequence,
-        reason: FinishReason,
-        end: tuple[int, TokenLogprob | None] | None,
-        events: list[Event],
-    ) -> None:
-        """End a generation; ``end`` is the end token that was picked, which is none of its tokens."""
-        self._batcher.finish(sequence)
-        stop_token_id, stop_logprob = end or (None, None)
-        events.append(
-            FinishEvent(
-                sequence.request.key,
-                reason,
-                prompt_tokens=len(sequence.request.token_ids),
-                completion_tokens=sequence.num_generated + int(stop_token_id is not None),
-                epochs=tuple(sequence.epochs),
-                stop_token_id=stop_token_id,
-                stop_logprob=stop_logprob,
-                cached_tokens=sequence.num_cached or 0,
-                degradation=sequence.account.degradation,
-            )
-        )
+            reason: FinishReason = "stop" if stopped else "length"
+            self._finish(sequence, reason, events, sequence.num_generated, end)
 
     def _advance_scoring(
         self, sequence: ScoringSequence, chunk: Chunk, rows: Tensor, epoch: int, events: list[Event]
@@ -192,17 +170,30 @@ class Progress:
             sequence.logprobs[chunk.candidate] += float(gained)
         count_epoch(sequence.epochs, epoch, 1)
         if not sequence.pending:
-            self._batcher.finish(sequence)
-            key = sequence.request.key
-            events.append(ScoreEvent(key, tuple(sequence.logprobs)))
-            events.append(
-                FinishEvent(
-                    key,
-                    "stop",
-                    prompt_tokens=len(sequence.request.token_ids),
-                    completion_tokens=0,
-                    epochs=tuple(sequence.epochs),
-                    cached_tokens=sequence.num_cached or 0,
-                    degradation=sequence.account.degradation,
-                )
+            events.append(ScoreEvent(sequence.request.key, tuple(sequence.logprobs)))
+            self._finish(sequence, "stop", events)
+
+    def _finish(
+        self,
+        sequence: AnySequence,
+        reason: FinishReason,
+        events: list[Event],
+        num_tokens: int = 0,
+        end: tuple[int, TokenLogprob | None] | None = None,
+    ) -> None:
+        """End a sequence after ``num_tokens`` and ``end``, the end token that was picked, if any was."""
+        self._batcher.finish(sequence)
+        stop_token_id, stop_logprob = end or (None, None)
+        events.append(
+            FinishEvent(
+                sequence.request.key,
+                reason,
+                prompt_tokens=len(sequence.request.token_ids),
+                completion_tokens=num_tokens + (end is not None),
+                epochs=tuple(sequence.epochs),
+                stop_token_id=stop_token_id,
+                stop_logprob=stop_logprob,
+                cached_tokens=sequence.num_cached or 0,
+                degradation=sequence.account.degradation,
             )
+        )
