@@ -11,7 +11,7 @@ from moesaic.brownout.control.contract import EXACT
 from moesaic.dispatch.contract import Dispatcher, Step
 from moesaic.dispatch.expert_waits import NOTHING, ExpertWaits, WaitsForExperts
 from moesaic.dispatch.tracing import StepTracer
-from moesaic.engine.promises import ChoiceCounts, Promising
+from moesaic.engine.promises import ChoiceCounts, Promises
 from moesaic.engine.sequences.sequence import AnySequence, Chunk
 from moesaic.engine.shortcuts import Shortcut
 from moesaic.engine.steps.admission import EngineLimits
@@ -23,6 +23,8 @@ from moesaic.models.layers.kv_cache import KVCache
 from moesaic.models.layers.step_batch import StepBatch
 from moesaic.models.layers.sweep_area import SweepArea
 from moesaic.prefix.block_hashes import BLOCK_SIZE
+
+Logits = Iterable[tuple[list[Chunk], Tensor]]  # see ``Computed.logits``
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Computed:
     counts: ChoiceCounts
     waits: ExpertWaits
     took_s: float
-    logits: Iterable[tuple[list[Chunk], Tensor]]
+    logits: Logits
 
 
 class StepComputer:
@@ -65,7 +67,7 @@ class StepComputer:
         self._shortcut = shortcut(self._cache)
         self._area = SweepArea(decoder, limits.sweep_blocks, BLOCK_SIZE)
         self._max_rows = limits.max_num_batched_tokens
-        self._promising = Promising(decoder.config, decoder.device)
+        self._promises = Promises(decoder.config, decoder.device)
         self._layers_begun = 0
         self.thresholds = EXACT  # of steps that begin now
         self.tracer: StepTracer | None = None  # watches every step while it is there
@@ -84,14 +86,13 @@ class StepComputer:
         self._take_waits()  # what is left of a step that failed
         started_s = time.monotonic()
         if isinstance(planned, Slice):
-            logits = await self._compute_slice(step, planned)
+            counts, logits = await self._compute_slice(step, planned)
         else:
-            logits = [(planned.chunks, await self._compute_step(step, planned))]
+            counts, logits = await self._compute_step(step, planned)
         took_s = time.monotonic() - started_s
-        counts, waits = self._promising.take_counts(), self._take_waits()
-        return Computed(step.epoch, step.rung, counts, waits, took_s, logits)
+        return Computed(step.epoch, step.rung, counts, self._take_waits(), took_s, logits)
 
-    async def _compute_step(self, step: Step, planned: PlannedStep) -> Tensor:
+    async def _compute_step(self, step: Step, planned: PlannedStep) -> tuple[ChoiceCounts, Logits]:
         self._cache.copy_blocks(planned.copies)
         logits: Tensor | None = None
         if self._shortcut is not None and self.tracer is None:
@@ -101,8 +102,7 @@ class StepComputer:
         if logits is None:  # what rows were promised so far counts for nothing
             batches = [self._to_batch(step, planned.chunks)]
             logits = await self._forward(batches[0], self._moe_of(step, batches[0]))
-        self._promising.count(planned.chunks, batches)
-        return logits
+        return self._promises.count(planned.chunks, batches), [(planned.chunks, logits)]
 
     async def _forward(self, batch: StepBatch, moe: MoELayer) -> Tensor:
         if self.tracer is not None:
@@ -110,15 +110,15 @@ class StepComputer:
             return await self._decoder.forward(batch, self._cache, moe, every_row=True)
         return await self._decoder.forward(batch, self._cache, moe)
 
-    async def _compute_slice(
-        self, step: Step, piece: Slice
-    ) -> Iterable[tuple[list[Chunk], Tensor]]:
+    async def _compute_slice(self, step: Step, piece: Slice) -> tuple[ChoiceCounts, Logits]:
+        num_layers = self._decoder.config.num_layers
+        counts = ChoiceCounts.of(num_layers)
         if piece.chunks:
             batch = self._to_batch(step, piece.chunks, piece.users)
             await self._area.compute(piece.layer, batch, self._moe_of(step, batch))
-            self._promising.count_layer(piece.layer, piece.chunks, piece.users, batch)
-        is_last = not piece.left and piece.layer == self._decoder.config.num_layers - 1
-        return self._logits_of(piece.sweep) if is_last else ()
+            counts = self._promises.count_layer(piece.layer, piece.chunks, piece.users, batch)
+        is_last = not piece.left and piece.layer == num_layers - 1
+        return counts, self._logits_of(piece.sweep) if is_last else ()
 
     def _logits_of(self, sweep: Sweep) -> Iterator[tuple[list[Chunk], Tensor]]:
         """Compute the logits of a sweep that has passed all layers, as many at a time as a step may have."""
@@ -154,7 +154,7 @@ class StepComputer:
             sequence_rows=[len(chunk.token_ids) for chunk in chunks],
             block_tables=[chunk.block_table for chunk in chunks],
             wanted=[chunk.wanted for chunk in chunks],
-            promised=self._promising.promise(step, self.thresholds, chunks, users),
+            promised=self._promises.promise(step, self.thresholds, chunks, users),
         )
 
 

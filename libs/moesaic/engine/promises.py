@@ -43,7 +43,7 @@ class ChoiceCounts:
         )
 
 
-class Promising:
+class Promises:
     """Promises of one engine."""
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
@@ -54,12 +54,7 @@ class Promising:
         self._choices = top_k * len(layers - {last})  # of every row
         self._last_choices = top_k if last in layers else 0  # of rows whose logits are wanted
         self._top_k, self._layers, self._last = top_k, layers, last
-        self._counts = ChoiceCounts.of(config.num_layers)
-
-    def take_counts(self) -> "ChoiceCounts":
-        """Take the counts since the last call."""
-        counts, self._counts = self._counts, ChoiceCounts.of(len(self._counts.degraded[0]))
-        return counts
+        self._num_layers = config.num_layers
 
     def promise(
         self,
@@ -91,31 +86,32 @@ class Promising:
             level_of_row += [at] * len(chunk.token_ids)
         if all(level.threshold >= 1 for level in levels) and not step.has_lost:
             return None
-        num_layers = len(self._counts.degraded[0])
-        return PromisedRows(tuple(levels), level_of_row, self._device, num_layers)
+        return PromisedRows(tuple(levels), level_of_row, self._device, self._num_layers)
 
-    def count(self, chunks: Sequence[Chunk], batches: Sequence[StepBatch]) -> None:
+    def count(self, chunks: Sequence[Chunk], batches: Sequence[StepBatch]) -> ChoiceCounts:
         """Take the rows of a successful step into the accounts of their sequences.
 
         Args:
             chunks: all that were computed.
             batches: the parts of the step, in order.
         """
+        counts = ChoiceCounts.of(self._num_layers)
         promised = any(batch.promised is not None for batch in batches)
-        thresholds, degraded = _settled(batches) if promised else (None, None)
+        thresholds, degraded = _outcome(batches) if promised else (None, None)
         start = 0
         for chunk in chunks:
             num_rows = len(chunk.token_ids)
             choices = num_rows * self._choices + chunk.wanted * self._last_choices
             phase = _phase(chunk)
-            self._counts.choices[phase] += choices
+            counts.choices[phase] += choices
             if thresholds is None or degraded is None:
                 chunk.sequence.account.add(num_rows, 1.0, choices)
             else:
                 own = degraded[:, start : start + num_rows]
-                self._counts.degraded[phase] += own.sum(dim=1)
+                counts.degraded[phase] += own.sum(dim=1)
                 _count(chunk, chunk.sequence, thresholds[start], choices, own.sum(dim=0))
             start += num_rows
+        return counts
 
     def count_layer(
         self,
@@ -123,9 +119,10 @@ class Promising:
         chunks: Sequence[Chunk],
         users: Sequence[Sequence[AnySequence]],
         batch: StepBatch,
-    ) -> None:
+    ) -> ChoiceCounts:
         """The same of rows that passed one layer, for all sequences that they are for."""
-        thresholds, degraded = _settled([batch]) if batch.promised else (None, None)
+        counts = ChoiceCounts.of(self._num_layers)
+        thresholds, degraded = _outcome([batch]) if batch.promised else (None, None)
         start = 0
         for chunk, own in zip(chunks, users, strict=True):
             num_rows = len(chunk.token_ids)
@@ -134,14 +131,15 @@ class Promising:
             num_degraded = 0
             if degraded is not None:
                 num_degraded = int(degraded[layer, start : start + num_rows].sum())
-            self._counts.choices[PREFILL] += choices
-            self._counts.degraded[PREFILL, layer] += num_degraded
+            counts.choices[PREFILL] += choices
+            counts.degraded[PREFILL, layer] += num_degraded
             for user in own:
                 threshold = 1.0 if thresholds is None else thresholds[start]
                 # A row counts a part in each layer, for what it is promised may change on its way.
-                rows = num_rows / len(self._counts.degraded[0])
+                rows = num_rows / self._num_layers
                 user.account.add(rows, threshold, choices, num_degraded)
             start += num_rows
+        return counts
 
 
 def _phase(chunk: Chunk) -> int:
@@ -160,7 +158,7 @@ def _level(chunk: Chunk, thresholds: Thresholds, users: Sequence[AnySequence]) -
     return Level(wanted, phase + PHASES * (1 + Level(wanted).parts))
 
 
-def _settled(batches: Sequence[StepBatch]) -> tuple[list[float], Tensor]:
+def _outcome(batches: Sequence[StepBatch]) -> tuple[list[float], Tensor]:
     """The threshold of each row of a step, and its degraded choices, int32 ``[num_layers, T]``."""
     num_layers = next(len(b.promised.degraded) for b in batches if b.promised is not None)
     thresholds: list[float] = []

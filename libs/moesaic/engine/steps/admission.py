@@ -57,47 +57,37 @@ def check_request(request: Request, limits: EngineLimits, num_blocks: int) -> No
     """
     if not request.token_ids:
         raise InvalidInput("prompt", "must have at least one token")
-    prompt = len(request.token_ids)
-    if isinstance(request.task, ScoringTask):
-        extra = _longest_candidate(request.task, limits)
-        if limits.sweeps(request.task):
-            _check_sweep(prompt, extra, request.task, limits)
-            return
+    prompt, task = len(request.token_ids), request.task
+    swept = limits.sweeps(task)
+    if isinstance(task, ScoringTask):
+        extra = _longest_candidate(task, limits)
         most_blocks = blocks_for(prompt)
         if extra > 1:  # behind the prompt's full blocks, one candidate at a time at worst
             most_blocks += blocks_for(prompt + extra - 1) - prompt // BLOCK_SIZE
     else:
-        extra = request.task.max_tokens
-        least = 1 if request.task.prompt_logprobs is None else 0  # the prompt alone is of interest
+        extra = task.max_tokens
+        least = 1 if task.prompt_logprobs is None else 0  # the prompt alone is of interest
         if extra < least:
             raise InvalidInput("max_tokens", f"must be at least {least}, got {extra}")
         most_blocks = blocks_for(prompt + extra)
-    if prompt + extra > limits.max_model_len or most_blocks > num_blocks:
-        most = min(limits.max_model_len, num_blocks * BLOCK_SIZE)
+    most = limits.max_model_len if swept else min(limits.max_model_len, num_blocks * BLOCK_SIZE)
+    if prompt + extra > limits.max_model_len or (most_blocks > num_blocks and not swept):
         raise InvalidInput(
             "prompt",
             f"prompt ({prompt} tokens) and answer ({extra}) together exceed the {most} tokens "
             "there is room for",
             code="context_length_exceeded",
         )
-
-
-def _check_sweep(prompt: int, extra: int, scoring: ScoringTask, limits: EngineLimits) -> None:
-    if prompt + extra > limits.max_model_len:
-        raise InvalidInput(
-            "prompt",
-            f"prompt ({prompt} tokens) and answer ({extra}) together exceed the "
-            f"{limits.max_model_len} tokens there is room for",
-            code="context_length_exceeded",
-        )
-    if (needed := blocks_to_sweep(prompt, scoring)) > limits.sweep_blocks:
-        raise InvalidInput(
-            "prompt",
-            f"prompt ({prompt} tokens) and candidates need room for {needed * BLOCK_SIZE} tokens without "
-            f"stored KV, of which there is {limits.sweep_blocks * BLOCK_SIZE}: shorten it, raise the "
-            "worker's --sweep-bytes or send moesaic.store_kv true",
-            code="context_length_exceeded",
-        )
+    if isinstance(task, ScoringTask) and swept:
+        needed = blocks_to_sweep(prompt, task)
+        if needed > limits.sweep_blocks:
+            raise InvalidInput(
+                "prompt",
+                f"prompt ({prompt} tokens) and candidates need room for {needed * BLOCK_SIZE} tokens "
+                f"without stored KV, of which there is {limits.sweep_blocks * BLOCK_SIZE}: shorten it, "
+                "raise the worker's --sweep-bytes or send moesaic.store_kv true",
+                code="context_length_exceeded",
+            )
 
 
 def _longest_candidate(scoring: ScoringTask, limits: EngineLimits) -> int:

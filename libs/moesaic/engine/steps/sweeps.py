@@ -6,7 +6,7 @@ KV cache: others find nothing in it, and a sweep looks for nothing in the cache.
 
 A sweep runs as slices, some rows of one layer at a time. Each slice is a step of its own, and
 anything may happen between two of them. A short prompt shares its sweep with others, a long one with
-those that begin as it does. A few sweeps are under way at once and take turns, so that short ones
+those that begin as it does. A few sweeps run at once and take turns, so that short ones
 do not wait for the end of a long one.
 
 Prompts of one sweep that begin alike share the blocks of their beginning. Its rows are computed once
@@ -263,14 +263,14 @@ class Sweeps:
         self._num_layers, self._slice_rows, self._flops = num_layers, slice_rows, flops
         self._most_flops = num_layers * flops.span(0, slice_rows)
         self._rates: deque[float] = deque(maxlen=NUM_TIMED)  # FLOPs a second, of the last slices
-        self._under_way: deque[Sweep] = deque()  # the next in turn comes first
+        self._active: deque[Sweep] = deque()  # the next in turn comes first
         self._shares = Shares()  # of the rows that joined
         self._owed = 0  # FLOPs that other work was given and sweeps were not, counted as in slices
 
     @property
     def running(self) -> list[ScoringSequence]:
         """The sequences that have room in the area."""
-        return [sequence for sweep in self._under_way for sequence in sweep.sequences]
+        return [sequence for sweep in self._active for sequence in sweep.sequences]
 
     def drop(self, sequence: ScoringSequence) -> None:
         """Forget ``sequence``, which is here, and free its blocks.
@@ -278,18 +278,18 @@ class Sweeps:
         Its rows are left out from now on, except those that others begin with as well.
         """
         sequence.release(self.area)
-        for sweep in self._under_way:
+        for sweep in self._active:
             if sequence in sweep.sequences:
                 sweep.leave(sequence)
                 break
         else:
             self.waiting.remove(sequence)
-        self._under_way = deque(sweep for sweep in self._under_way if sweep.sequences)
+        self._active = deque(sweep for sweep in self._active if sweep.sequences)
 
     def others_had(self, chunks: Iterable[Chunk]) -> None:
         """Take note that a step of other work is about to run: sweeps get as many FLOPs behind it,
         and at least one slice."""
-        if self._under_way or self.waiting:
+        if self._active or self.waiting:
             flops = sum(self._cost(chunk, len(chunk.token_ids)) for chunk in chunks)
             self._owed = max(1, flops * self._num_layers)
         else:
@@ -306,7 +306,7 @@ class Sweeps:
         if not self._owed:
             return None
         self._admit(holds)
-        for sweep in self._under_way:
+        for sweep in self._active:
             if not any(map(holds, sweep.sequences)):
                 return self._cut(sweep)
         return None
@@ -352,9 +352,9 @@ class Sweeps:
         if not sweep.left:
             sweep.layer += 1
             sweep.left = list(sweep.parts)
-        if sweep in self._under_way:
-            self._under_way.remove(sweep)
-            self._under_way.append(sweep)
+        if sweep in self._active:
+            self._active.remove(sweep)
+            self._active.append(sweep)
         return sweep.layer == self._num_layers
 
     def progress_of(self, sweep: Sweep) -> list[tuple[ScoringSequence, int]]:
@@ -374,7 +374,7 @@ class Sweeps:
     def _admit(self, holds: Callable[[AnySequence], bool]) -> None:
         """Have sequences join sweeps that are in their first layer, then begin further sweeps."""
         self._join_alike()
-        turning = sum(not any(map(holds, sweep.sequences)) for sweep in self._under_way)
+        turning = sum(not any(map(holds, sweep.sequences)) for sweep in self._active)
         while self.waiting and turning < MOST_SWEEPS:
             sweep, given = Sweep(), list[tuple[Claim, int]]()
             for sequence in self._in_turn():
@@ -387,7 +387,7 @@ class Sweeps:
             if not sweep.sequences:
                 return
             self._note_shares(given)
-            self._under_way.append(sweep)
+            self._active.append(sweep)
             turning += 1
 
     def _join_alike(self) -> None:
@@ -397,7 +397,7 @@ class Sweeps:
             assert isinstance(sequence, ScoringSequence)
             if blocks_to_sweep(len(sequence.tokens), sequence.task) > self.area.num_free:
                 break
-            for sweep in self._under_way:
+            for sweep in self._active:
                 if (
                     not sweep.layer
                     and sweep.is_like(sequence)
