@@ -204,14 +204,14 @@ class BrownoutControl(Observer):
     def _count(self, computed: Computed) -> None:
         """Count a step's choices, and those of them that were degraded."""
         counts, rung = computed.counts, computed.rung
-        num_degraded = int(counts.degraded.sum())
+        num_degraded = 0 if counts.degraded is None else int(counts.degraded.sum())
         self._degraded = self._degraded * CHOICES_KEPT + num_degraded
-        self._choices = self._choices * CHOICES_KEPT + int(counts.choices.sum())
+        self._choices = self._choices * CHOICES_KEPT + sum(counts.choices)
         way = str(rung.way if rung is not None else 0)
-        for phase, choices in zip(PHASES, counts.choices.tolist(), strict=True):
+        for phase, choices in zip(PHASES, counts.choices, strict=True):
             if choices:
                 metrics.BROWNOUT_CHOICES.labels(phase).inc(choices)
-        if num_degraded:
+        if num_degraded and counts.degraded is not None:
             for index, layer in counts.degraded.nonzero().tolist():
                 number = int(counts.degraded[index, layer])
                 metrics.BROWNOUT_DEGRADED_CHOICES.labels(PHASES[index], layer, way).inc(number)

@@ -111,13 +111,12 @@ class StepComputer:
         return await self._decoder.forward(batch, self._cache, moe)
 
     async def _compute_slice(self, step: Step, piece: Slice) -> tuple[ChoiceCounts, Logits]:
-        num_layers = self._decoder.config.num_layers
-        counts = ChoiceCounts.of(num_layers)
+        counts = ChoiceCounts()
         if piece.chunks:
             batch = self._to_batch(step, piece.chunks, piece.users)
             await self._area.compute(piece.layer, batch, self._moe_of(step, batch))
             counts = self._promises.count_layer(piece.layer, piece.chunks, piece.users, batch)
-        is_last = not piece.left and piece.layer == num_layers - 1
+        is_last = not piece.left and piece.layer == self._decoder.config.num_layers - 1
         return counts, self._logits_of(piece.sweep) if is_last else ()
 
     def _logits_of(self, sweep: Sweep) -> Iterator[tuple[list[Chunk], Tensor]]:
@@ -173,6 +172,8 @@ def split_evenly(chunks: Sequence[Chunk], count: int) -> list[list[Chunk]]:
     Attention of one part overlaps experts of another (JANUS section 6). A chunk may be cut, so the parts
     must pass each layer's attention in their order. There are at least ``count`` rows.
     """
+    if count == 1:
+        return [list(chunks)]
     total = sum(len(chunk.token_ids) for chunk in chunks)
     assert 1 <= count <= total
     left = deque(chunks)

@@ -6,7 +6,7 @@ phase has; rows that several requests share get the most that any of them wants.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,25 +22,16 @@ from moesaic.models.layers.step_batch import StepBatch
 PREFILL, DECODE, PHASES = 0, 1, 2
 
 
-@dataclass(frozen=True)
-class ChoiceCounts:
+class ChoiceCounts(NamedTuple):
     """Choices of rows that were computed.
 
     Attributes:
-        choices: all, int64 ``[PHASES]``.
-        degraded: those that their own experts did not serve, int64 ``[PHASES, num_layers]``.
+        choices: all, by phase.
+        degraded: those that their own experts did not serve, int64 ``[PHASES, num_layers]``; None: none.
     """
 
-    choices: Tensor
-    degraded: Tensor
-
-    @classmethod
-    def of(cls, num_layers: int) -> "ChoiceCounts":
-        """None so far."""
-        return cls(
-            torch.zeros(PHASES, dtype=torch.int64),
-            torch.zeros(PHASES, num_layers, dtype=torch.int64),
-        )
+    choices: Sequence[int] = (0,) * PHASES
+    degraded: Tensor | None = None
 
 
 class Promises:
@@ -95,23 +86,25 @@ class Promises:
             chunks: all that were computed.
             batches: the parts of the step, in order.
         """
-        counts = ChoiceCounts.of(self._num_layers)
-        promised = any(batch.promised is not None for batch in batches)
-        thresholds, degraded = _outcome(batches) if promised else (None, None)
-        start = 0
+        if all(batch.promised is None for batch in batches):
+            thresholds, degraded, counted = None, None, None
+        else:
+            thresholds, degraded = _outcome(batches)
+            counted = torch.zeros(PHASES, self._num_layers, dtype=torch.int64)
+        all_choices, start = [0] * PHASES, 0
         for chunk in chunks:
             num_rows = len(chunk.token_ids)
             choices = num_rows * self._choices + chunk.wanted * self._last_choices
             phase = _phase(chunk)
-            counts.choices[phase] += choices
-            if thresholds is None or degraded is None:
+            all_choices[phase] += choices
+            if thresholds is None or degraded is None or counted is None:
                 chunk.sequence.account.add(num_rows, 1.0, choices)
             else:
                 own = degraded[:, start : start + num_rows]
-                counts.degraded[phase] += own.sum(dim=1)
+                counted[phase] += own.sum(dim=1)
                 _count(chunk, chunk.sequence, thresholds[start], choices, own.sum(dim=0))
             start += num_rows
-        return counts
+        return ChoiceCounts(all_choices, counted)
 
     def count_layer(
         self,
@@ -121,9 +114,9 @@ class Promises:
         batch: StepBatch,
     ) -> ChoiceCounts:
         """The same of rows that passed one layer, for all sequences that they are for."""
-        counts = ChoiceCounts.of(self._num_layers)
         thresholds, degraded = _outcome([batch]) if batch.promised else (None, None)
-        start = 0
+        counted = torch.zeros(PHASES, self._num_layers, dtype=torch.int64)
+        all_choices, start = [0] * PHASES, 0
         for chunk, own in zip(chunks, users, strict=True):
             num_rows = len(chunk.token_ids)
             passing = chunk.wanted if layer == self._last else num_rows
@@ -131,15 +124,15 @@ class Promises:
             num_degraded = 0
             if degraded is not None:
                 num_degraded = int(degraded[layer, start : start + num_rows].sum())
-            counts.choices[PREFILL] += choices
-            counts.degraded[PREFILL, layer] += num_degraded
+            all_choices[PREFILL] += choices
+            counted[PREFILL, layer] += num_degraded
             for user in own:
                 threshold = 1.0 if thresholds is None else thresholds[start]
                 # A row counts a part in each layer, for what it is promised may change on its way.
                 rows = num_rows / self._num_layers
                 user.account.add(rows, threshold, choices, num_degraded)
             start += num_rows
-        return counts
+        return ChoiceCounts(all_choices, counted)
 
 
 def _phase(chunk: Chunk) -> int:

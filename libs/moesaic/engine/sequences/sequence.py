@@ -194,7 +194,7 @@ class GenerationSequence(_Sequence):
     @property
     def decodes(self) -> bool:
         """True if its last token is all it has to compute."""
-        return self.num_generated > 0 and self.computed == len(self.tokens) - 1
+        return self.computed == len(self.tokens) - 1 >= len(self.request.token_ids)
 
     def chunk(self, budget: int) -> Chunk:
         """Return the next rows, at most ``budget``; ``blocks`` must reach that far."""
