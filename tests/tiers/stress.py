@@ -24,7 +24,7 @@ CHOSEN = (
     "tests/edge_agent",
     "tests/engine/test_brownout.py",
     "tests/engine/test_engine_trouble.py",
-    "tests/engine/test_held_tokens.py",
+    "tests/engine/test_teller.py",
     "tests/expert",
     "tests/gateway/workers",
     "tests/scheduler/test_scheduler.py",

@@ -106,7 +106,7 @@ class Engine:
         self._epoch = 0
 
     def submit(self, request: Request) -> None:
-        """Take a request; what is wrong with it comes back as its one event."""
+        """Take a request. If it is refused, its one event is the error."""
         came = True
         try:
             self.brownout.admit(request, sweeps=self.batcher.limits.sweeps(request.task))

@@ -30,15 +30,15 @@ from moesaic.messages.performance import MOST_KEPT, Arrival, LoadReport, Part, R
 
 MEASURED_STEPS = 64  # of a report, about
 FORGET = 0.999  # what a step counts after the next one
-LATE_LENGTHS = (
-    64  # answers that ended lately: one that has begun is taken to be as long as one of them
-)
-FEW_TOKENS = 16  # while no answer has ended, one of at most so many is taken to use them all; others are not known
+# Answers that ended lately: one that has begun is taken to be as long as one of them.
+LATE_LENGTHS = 64
+# While no answer has ended, one of at most so many is taken to use them all; others are not known.
+FEW_TOKENS = 16
 CACHED_PART = 1 / 32  # of the last request, in the mean share of prompts that are cached
 
 
 @dataclass
-class _Open:
+class _OpenRequest:
     """A request that has not ended."""
 
     came_s: float
@@ -91,7 +91,7 @@ class StepLedger(Observer):
     work: StepWork | None = None
 
     def __post_init__(self) -> None:
-        self._open: dict[RequestKey, _Open] = {}
+        self._open: dict[RequestKey, _OpenRequest] = {}
         self._lengths: deque[_Length] = deque(maxlen=LATE_LENGTHS)
         self._num_drawn, self._cached_share, self._stride = 0, 0.0, 1
         self._num_steps = self._last_steps = self._next_measured = 0
@@ -100,7 +100,7 @@ class StepLedger(Observer):
 
     def came(self, request: Request) -> None:
         """See ``Observer.came``."""
-        self._open[request.key] = _Open(self.clock())
+        self._open[request.key] = _OpenRequest(self.clock())
         self._arrived += 1
         if len(self._arrivals) < MOST_KEPT:
             prompt, answer = len(request.token_ids), self._expected_tokens(request)
@@ -208,7 +208,7 @@ class StepLedger(Observer):
             tokens, was_cut = lengths[self._num_drawn % len(lengths)]
         return max(1, min(tokens, most))
 
-    def _end(self, ended: _Open | None, event: FinishEvent) -> None:
+    def _end(self, ended: _OpenRequest | None, event: FinishEvent) -> None:
         if ended is None:
             return
         share = event.cached_tokens / event.prompt_tokens if event.prompt_tokens else 0.0
@@ -220,7 +220,7 @@ class StepLedger(Observer):
         tpot_s = (ended.last_s - first_s) / later if later else 0.0
         self._add(RequestLatency(first_s - ended.came_s, tpot_s))
 
-    def _miss(self, ended: _Open | None) -> None:
+    def _miss(self, ended: _OpenRequest | None) -> None:
         """Count a request that ended without its answer as one that takes for ever."""
         if ended is not None:
             self._add(RequestLatency(math.inf))

@@ -123,9 +123,8 @@ def test_without_a_target_a_step_has_all_it_may() -> None:
 
 
 FLOPS = ModelFlops([AttentionFlops(per_token=500, per_pair=1)] * 2, 998, head=1000)
-COSTS = RowCosts(
-    FLOPS
-)  # a row costs 1 at the beginning, 2 behind a thousand keys, 1 / 2 more with logits
+# A row costs 1 at the beginning, 2 behind a thousand keys, 1 / 2 more with logits.
+COSTS = RowCosts(FLOPS)
 LIMITS = replace(MANY_PLACES, max_num_batched_tokens=2048)
 SCORED = ScoringTask(candidates=tuple((n, n, n, n) for n in range(300)))
 

@@ -218,10 +218,9 @@ class Batcher:
 
     def _fill(self, planned: PlannedStep, parties: Collection[Party] | None) -> PlannedStep:
         """Plan rows of these parties, or of everyone."""
+        # Places and blocks of those without a turn are of use to others.
         for sequence in [s for s in self.running if self.only_standard and self.holds(s)]:
-            self._running.preempt(
-                planned, sequence
-            )  # its place and its blocks are of use to others
+            self._running.preempt(planned, sequence)
         budget, step = self.limits.max_num_batched_tokens, next(self._steps)
         running = self._with_turn(self._running.of(parties))
         served = sum(step - last < RECENT_STEPS for last in self._last_step.values())

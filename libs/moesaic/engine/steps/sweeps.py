@@ -218,9 +218,8 @@ class Slice:
     sweep: Sweep
     chunks: list[Chunk] = field(default_factory=list)
     users: list[tuple[AnySequence, ...]] = field(default_factory=list)  # of each chunk's rows
-    left: list[SweepPart] = field(
-        default_factory=list
-    )  # parts that have yet to pass the layer then
+    # Parts that have yet to pass the layer then.
+    left: list[SweepPart] = field(default_factory=list)
     flops: int = 0  # as if they passed all layers
 
     @property
