@@ -266,7 +266,7 @@ def test_decode_graphs_need_a_gpu(capsys: pytest.CaptureFixture[str], dispatch: 
 
     text = refusal(capsys, AttentionSettings, "--model", "m", *flags)
 
-    assert "--decode-graph-tokens needs --dispatch local or routed and a CUDA --device" in text
+    assert "--decode-graph-tokens needs a CUDA --device, got cpu" in text
     captured = AttentionSettings(
         model="m", dispatch=dispatch, device="cuda", decode_graph_tokens=4096
     )
@@ -290,8 +290,8 @@ def test_bits_that_must_not_depend_on_the_placement_are_not_summed_up_on_the_way
     ("flags", "told"),
     [
         (["--deterministic"], "--deterministic needs --wire-dtype own, got int8"),
-        (["--dispatch", "local"], "--wire-dtype int8 needs --dispatch routed, got local"),
-        (["--dispatch", "gathered"], "--wire-dtype int8 needs --dispatch routed, got gathered"),
+        (["--dispatch", "local"], "--wire-dtype belongs to --dispatch routed, got local"),
+        (["--dispatch", "gathered"], "--wire-dtype belongs to --dispatch routed, got gathered"),
     ],
 )
 def test_packed_rows_are_refused_where_they_have_no_sense(

@@ -42,7 +42,6 @@ WARM_UP_PART = 0.2  # of a closed loop
 MANY = "8192"  # requests that wait: no arm refuses by the length of a queue
 LONG_QUEUES = {
     "MOESAIC_MAX_INFLIGHT": MANY,
-    "MOESAIC_ROUTER_MAX_QUEUED": MANY,
     "MOESAIC_MAX_NUM_QUEUED_REQS": MANY,
 }
 PAPER = {

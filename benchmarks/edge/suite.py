@@ -34,6 +34,5 @@ def edge_suite(point: EdgePoint, *, linked: bool, replan_s: float = 3600) -> Ite
     flags += ["--no-read-files", *(("--link", point.link) if linked else ())]
     flags += ["--placement-policy", "keep", "--replan-interval-s", str(replan_s)]
     flags += ["--activation-window-s", str(point.window_s)]
-    flags += ["--profile-interval-s", str(point.window_s)]
     with running_suite(*flags) as suite:
         yield suite

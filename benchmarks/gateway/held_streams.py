@@ -11,7 +11,6 @@ from benchmarks.gateway.process import GatewayProcess, gateway_process, instant_
 
 CLUSTER = "bench-held"
 PATH = "/v1/completions"
-KEEP_ALIVE_S = 2.0
 WITHIN_S = 60.0
 OPENING = 50  # connections that are being opened at a time
 PROBES = 100
@@ -26,7 +25,6 @@ async def held_streams(redis_url: str, count: int) -> dict[str, Any]:
         Figures of the gateway's process.
     """
     flags = ["--cluster", CLUSTER, "--max-inflight", str(2 * count)]
-    flags += ["--keep-alive-s", str(KEEP_ALIVE_S)]
     async with (
         instant_worker(redis_url, CLUSTER) as (worker, _),
         gateway_process(redis_url, *flags) as gateway,

@@ -30,6 +30,7 @@ from moesaic.addresses import host_port, is_address, is_everywhere, is_name, pub
 from moesaic.loopback import plain_host
 from moesaic.messages.registry import Weights
 from moesaic.model_names import name_of_model
+from moesaic.usage.modes import foreign
 from moesaic.usage.reading import secrets_directory
 from moesaic.usage.variables import ENV_PREFIX
 
@@ -198,6 +199,12 @@ class ServiceSettings(BaseSettings):
         if host and not (is_address(host) or is_name(host)):
             raise ValueError("must be an IP address or a host name, without a port")
         return host
+
+    @model_validator(mode="after")
+    def _has_what_its_mode_has(self) -> Self:
+        if complaint := foreign(self):
+            raise ValueError(complaint)
+        return self
 
     @model_validator(mode="after")
     def _control_can_be_dialled(self) -> Self:

@@ -15,7 +15,7 @@ from moesaic.services.attention.admin import AttentionAdmin
 from moesaic.services.attention.brownout import follow_policy, tell_decisions
 from moesaic.services.attention.engine import open_engine, profile_of, record_of, warm_up
 from moesaic.services.attention.loading import find_model, load_worker
-from moesaic.services.attention.modes import MODES
+from moesaic.services.attention.modes.table import MODES
 from moesaic.services.attention.observing import observe
 from moesaic.services.attention.ranks import follow
 from moesaic.services.attention.rungs import RungFollower

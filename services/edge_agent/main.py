@@ -137,7 +137,7 @@ async def _begin_reports(
         settings.activation_window_s,
     )
     await process.enter(tended(reporter.run, "activations"))
-    telling_profiles = partial(tell_profiles, bus, profiler, settings.profile_interval_s)
+    telling_profiles = partial(tell_profiles, bus, profiler, settings.activation_window_s)
     await process.enter(tended(telling_profiles, "profiles"))
 
 

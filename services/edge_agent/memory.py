@@ -54,12 +54,11 @@ class MemoryNeeds:
 
 @dataclass(frozen=True)
 class MemoryWishes:
-    """Wishes of the settings; 0 (of the cache: -1) leaves a size to the plan."""
+    """Wishes of the settings; 0 leaves a size to the plan."""
 
     kv_blocks: int
     most_rows: int  # of a step
     most_blocks: int
-    cache_bytes: int
     rows: int = 0  # of a step
 
 
@@ -92,11 +91,8 @@ def plan_memory(limit_bytes: int, needs: MemoryNeeds, wishes: MemoryWishes) -> M
     """
     if not limit_bytes:
         kv_blocks = wishes.kv_blocks or wishes.most_blocks
-        cached = (
-            wishes.cache_bytes // needs.expert if wishes.cache_bytes >= 0 else needs.num_experts
-        )
         num = needs.num_experts
-        return MemoryPlan(0, kv_blocks, wishes.most_rows, num, num, min(cached, num))
+        return MemoryPlan(0, kv_blocks, wishes.most_rows, num, num, num)
     kv_blocks = wishes.kv_blocks or min(
         max(limit_bytes // KV_SHARE // needs.block, LEAST_KV_BLOCKS), wishes.most_blocks
     )
@@ -106,8 +102,7 @@ def plan_memory(limit_bytes: int, needs: MemoryNeeds, wishes: MemoryWishes) -> M
     fixed = needs.held + kv_blocks * needs.block + rows * needs.row
     fixed += RESERVE_BYTES + limit_bytes // RESERVE_SHARE
     num = (limit_bytes - fixed) // needs.expert - needs.at_once
-    cached = wishes.cache_bytes // needs.expert
-    num_cached = max(1, num // CACHE_SHARE) if wishes.cache_bytes < 0 else cached
+    num_cached = max(1, num // CACHE_SHARE)
     num_staged = max(LEAST_STAGED, (num - num_cached) // STAGING_SHARE)
     num_slots = num - num_cached - num_staged
     if num_slots < 1:

@@ -55,7 +55,6 @@ class Site:
         meter: counts the choices of this site's requests.
         thread: of the engine.
         answering: answers other sites.
-        cache_bytes: for experts from files, as it was asked for.
         allowed_bytes: for experts in slots, as the scheduler is told; 0: no limit.
     """
 
@@ -69,7 +68,6 @@ class Site:
     meter: ActivationMeter
     thread: EngineThread
     answering: OpenNetwork
-    cache_bytes: int
     allowed_bytes: int = 0
 
     @property
@@ -92,7 +90,7 @@ class Site:
             InvalidInput: it leaves no room for experts.
         """
         blocks, rows = self.plan.kv_blocks, self.plan.max_rows
-        wishes = MemoryWishes(blocks, rows, blocks, self.cache_bytes, rows)
+        wishes = MemoryWishes(blocks, rows, blocks, rows)
         self.adopt(plan_memory(limit_bytes, self.needs, wishes))
 
     def follow_experts(self) -> bool:
@@ -141,9 +139,7 @@ def limited(
     """
     held = max(0, own_bytes() - before_bytes)
     site.needs = replace(site.needs, held=held)
-    wishes = MemoryWishes(
-        settings.kv_blocks, settings.max_num_batched_tokens, USUAL_BLOCKS, settings.cache_bytes
-    )
+    wishes = MemoryWishes(settings.kv_blocks, settings.max_num_batched_tokens, USUAL_BLOCKS)
     try:
         site.adopt(plan_memory(settings.memory_bytes, site.needs, wishes))
     except InvalidInput as error:
@@ -197,10 +193,7 @@ async def open_site(worker: WorkerParts, settings: EdgeAgentSettings) -> Site:
     worker.process.parts.push_async_callback(lambda: thread.run(dispatcher.close()))
     await worker.process.enter(background(thread.run(peers.probe()), "probes"))
     mode = Mode(dispatcher, address)
-    cache_bytes = settings.cache_bytes
-    return Site(
-        needs, plan, host, files, peers, dispatcher, mode, meter, thread, answering, cache_bytes
-    )
+    return Site(needs, plan, host, files, peers, dispatcher, mode, meter, thread, answering)
 
 
 async def _answer(worker: WorkerParts, host: ExpertHost) -> tuple[OpenNetwork, str]:

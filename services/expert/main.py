@@ -154,7 +154,7 @@ async def warm_kernels(
     if process.settings.device == "cpu":
         return
     with process.status.waiting(WARMING):
-        await thread.run(host.warm_up(process.settings.warm_up_rows))
+        await thread.run(host.warm_up())
 
 
 def _record_of(settings: ExpertSettings, config: ModelConfig, host: ExpertHost) -> dict[str, Any]:

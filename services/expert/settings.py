@@ -49,13 +49,6 @@ class ExpertSettings(ExpertHostSettings):
         description="most memory for experts, those included that are held twice while a placement "
         "changes; 0: no limit",
     )
-    warm_up_rows: int = Field(
-        2048,
-        ge=0,
-        le=16_384,  # as many as a frame holds
-        description="on a CUDA device: before work is taken, run the kernels for batches of up to so many rows; "
-        "0: compile them when batches come",
-    )
     standby: bool = Field(
         False,
         description="begin on standby: registered and warm, but in no placement until it is activated",

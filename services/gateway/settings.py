@@ -96,9 +96,6 @@ class GatewaySettings(ServiceSettings):
         le=3600,
         description="how long requests wait for an attention worker to come back when none is left",
     )
-    keep_alive_s: float = Field(
-        15.0, gt=0, le=600, description="silence after which a stream gets a comment line"
-    )
     files_dir: str = Field(
         "",
         description="directory for /v1/files and /v1/batches, which gateways may share; empty turns them off",
@@ -126,15 +123,6 @@ class GatewaySettings(ServiceSettings):
         ge=0,
         le=1e24,
         description="work that fills a worker; 0: 1.2 times that of its largest step",
-    )
-    router_max_wait_s: float = Field(
-        1.0, ge=0, le=600, description="longest that requests wait while all workers are filled"
-    )
-    router_max_queued: int = Field(
-        4096, ge=1, le=1 << 20, description="requests that wait before new ones are refused"
-    )
-    router_max_blocks: int = Field(
-        1 << 19, ge=1, le=1 << 30, description="cached KV blocks of workers to know of"
     )
     batch_max_inflight: int = Field(
         16, ge=1, le=4096, description="requests of all batches at once; others go first anyway"

@@ -7,13 +7,11 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
-from moesaic.cluster.leadership import Leadership
-from moesaic.cluster.placement_view import PlacementView
-from moesaic.cluster.registry import Fleet
 from moesaic.errors import (
     CheckpointError,
     InvalidInput,
@@ -31,9 +29,8 @@ from moesaic.placement.decide.stand_ins import own_part, with_rung
 from moesaic.services.scheduler import causes
 from moesaic.services.scheduler.attempt import attempting
 from moesaic.services.scheduler.epochs.confirmation import Confirmation
-from moesaic.services.scheduler.epochs.placer import Obsolete, Placer
+from moesaic.services.scheduler.epochs.placer import Cluster, Obsolete, Placer
 from moesaic.services.scheduler.epochs.staged import place_in_stages
-from moesaic.services.scheduler.epochs.store import EpochStore
 from moesaic.services.scheduler.fleet import FleetProposer
 from moesaic.services.scheduler.log import DecisionLog
 from moesaic.services.scheduler.measuring import measure, measure_sites
@@ -57,6 +54,32 @@ _REFUSALS = (CheckpointError, InvalidInput, PlacementInfeasible)
 _AT_ONCE_S = 0.2  # before deciding again because something has changed
 
 
+@dataclass(frozen=True)
+class PlacementWishes:
+    """Wishes of operators.
+
+    Attributes:
+        policies: how experts are placed.
+        rung: gives the way to degrade choices.
+    """
+
+    policies: VersionedStore[PlacementPolicy]
+    rung: Callable[[], Rung] = Rung
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Measurements that plans are made from.
+
+    Attributes:
+        traffic: of expert workers and agents.
+        sites: links and memory of the sites of agents.
+    """
+
+    traffic: TrafficFeed
+    sites: SiteProfiles
+
+
 class PlacementLoop:
     """Decides about the placement while its scheduler leads.
 
@@ -66,40 +89,31 @@ class PlacementLoop:
 
     def __init__(
         self,
-        fleet: Fleet,
-        view: PlacementView,
-        leadership: Leadership,
-        epochs: EpochStore,
-        policies: VersionedStore[PlacementPolicy],
-        feed: TrafficFeed,
-        profiles: SiteProfiles,
+        cluster: Cluster,
+        wishes: PlacementWishes,
+        measured: Measured,
         decisions: DecisionLog,
         settings: SchedulerSettings,
-        rung: Callable[[], Rung] = Rung,
     ) -> None:
-        """``rung`` gives the way to degrade that operators want."""
         self.waiting_for: list[str] = []
-        self._fleet, self._view, self._leadership, self._epochs = fleet, view, leadership, epochs
-        self._policies, self._feed, self._log = policies, feed, decisions
-        self._settings, self._rungs = settings, Rungs(rung)
-        self._planner = Planner(feed, settings.replan_gain)
-        terms = MigrationTerms(
-            settings.replan_gain, settings.replan_interval_s, settings.load_share
-        )
-        self._site_planner, self._profiles = SitePlanner(feed, profiles, terms), profiles
+        self._fleet, self._view = cluster.fleet, cluster.view
+        self._leadership, self._epochs = cluster.leadership, cluster.epochs
+        self._policies, self._rungs = wishes.policies, Rungs(wishes.rung)
+        self._feed, self._profiles, self._log = measured.traffic, measured.sites, decisions
+        self._settings = settings
+        self._planner = Planner(measured.traffic)
+        terms = MigrationTerms(settings.replan_interval_s, settings.load_share)
+        self._site_planner = SitePlanner(measured.traffic, measured.sites, terms)
         self._timer = PlanTimer(settings.replan_interval_s)
         self._placer = Placer(
-            fleet,
-            view,
-            leadership,
-            epochs,
+            cluster,
             prepare_timeout_s=settings.prepare_timeout_s,
             load_share=settings.load_share,
         )
         self._turns = PlacementTurns()
-        self._proposer = FleetProposer(fleet)
+        self._proposer = FleetProposer(self._fleet)
         self._pins_tried: tuple[int, list[Pin]] = (0, [])  # and the epoch that they were tried for
-        self._confirmation = Confirmation(fleet, settings.prepare_timeout_s)
+        self._confirmation = Confirmation(self._fleet, settings.prepare_timeout_s)
         self._refused_epoch = 0  # by a worker that was told to confirm it
         self._closed = False  # all decisions but the next one have an outcome
         self._load_bytes_per_s: float | None = None  # of workers, at the last paced placement

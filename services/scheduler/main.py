@@ -19,9 +19,10 @@ from moesaic.messages.brownout import BrownoutHint, BrownoutPolicy
 from moesaic.messages.decisions import PlacementPolicy
 from moesaic.services.scheduler.admin import Parts, SchedulerAdmin
 from moesaic.services.scheduler.brownout import BrownoutFeed
+from moesaic.services.scheduler.epochs.placer import Cluster
 from moesaic.services.scheduler.epochs.store import EpochStore
 from moesaic.services.scheduler.log import DecisionLog
-from moesaic.services.scheduler.loop import PlacementLoop
+from moesaic.services.scheduler.loop import Measured, PlacementLoop, PlacementWishes
 from moesaic.services.scheduler.planning.site_profiles import SiteProfiles
 from moesaic.services.scheduler.planning.traffic import TrafficFeed
 from moesaic.services.scheduler.scaling.actuators.registry import ACTUATORS, ActuatorParts
@@ -68,16 +69,11 @@ async def serve(settings: SchedulerSettings) -> None:
         feed = TrafficFeed(bus, leader, view, HALF_LIFE_S, is_origin)
         profiles = SiteProfiles(bus, leader)
         loop = PlacementLoop(
-            fleet,
-            view,
-            leader,
-            epochs,
-            policies,
-            feed,
-            profiles,
+            Cluster(fleet, view, leader, epochs),
+            PlacementWishes(policies, lambda: brownout.current.rung),
+            Measured(feed, profiles),
             decisions,
             settings,
-            lambda: brownout.current.rung,
         )
         await decisions.refresh()
         wishes = WishStore(bus, epochs, leader)

@@ -59,13 +59,6 @@ class SchedulerSettings(ServiceSettings):
     replan_interval_s: float = Field(
         60.0, gt=0, le=86400, description="how often to see whether another placement is better"
     )
-    replan_gain: float = Field(
-        0.03,
-        ge=0,
-        le=1,
-        description="least predicted gain for which experts are moved, as a part of the work of "
-        "the busiest worker; 0: any",
-    )
 
     brownout: BrownoutMode = Field(
         "off",
@@ -83,12 +76,6 @@ class SchedulerSettings(ServiceSettings):
         "standby",
         description="where workers come from: those on standby, containers of a compose project, or pods of "
         "Deployments of Kubernetes",
-    )
-    scaling_interval_s: float = Field(
-        10.0, ge=0.5, le=86400, description="how often to see whether other numbers are better"
-    )
-    scaling_cool_down_s: float = Field(
-        60.0, ge=0, le=86400, description="after an action none is taken for so long"
     )
     scaling_max_attention: int = Field(
         1,
@@ -109,22 +96,11 @@ class SchedulerSettings(ServiceSettings):
     scaling_compose_project: str = Field(
         "moesaic", description="compose project whose services attention and expert are scaled"
     )
-    scaling_kubernetes_namespace: str = Field(
-        "", description="namespace of the Deployments (default: that of the scheduler's pod)"
-    )
-    scaling_kubernetes_attention: str = Field(
-        "attention", description="Deployment of attention workers"
-    )
-    scaling_kubernetes_experts: str = Field("expert", description="Deployment of expert workers")
 
     @property
     def scaling_policy(self) -> ScalingPolicy:
         """The policy of scaling until an operator sets one."""
-        return ScalingPolicy(
-            mode=self.scaling,
-            interval_s=self.scaling_interval_s,
-            cool_down_s=self.scaling_cool_down_s,
-        )
+        return ScalingPolicy(mode=self.scaling)
 
     @field_validator("placement_policy")
     @classmethod

@@ -43,7 +43,8 @@ from moesaic.models.weights.served import with_own_dtype
 from moesaic.native.own_thread import on_own_thread
 from moesaic.services.attention.engine import RunningEngine, open_engine, record_of
 from moesaic.services.attention.loading import find_model, load_worker
-from moesaic.services.attention.modes import MODES, Mode, WorkerParts
+from moesaic.services.attention.modes.contract import Mode, WorkerParts
+from moesaic.services.attention.modes.table import MODES
 from moesaic.services.attention.settings import AttentionSettings
 from moesaic.services.expert.weights import give_experts
 from moesaic.transport.frame import FrameLimits

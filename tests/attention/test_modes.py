@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 import moesaic
-from moesaic.services.attention.modes import MODES
+from moesaic.services.attention.modes.table import MODES
 from moesaic.services.attention.settings import AttentionSettings
 from tests.attention.mode_contract import ModeContract
 
@@ -16,8 +16,7 @@ LIBRARY = Path(moesaic.__file__).parent
 def test_every_value_of_dispatch_has_its_line_in_the_table() -> None:
     named = get_args(AttentionSettings.model_fields["dispatch"].annotation)
 
-    assert sorted(MODES) == sorted(AttentionSettings.dispatches)
-    assert set(named) - set(MODES) == {"collaborative"}  # an edge agent's
+    assert sorted(MODES) == sorted(named)
 
 
 @pytest.mark.parametrize("name", sorted(MODES))
@@ -36,9 +35,9 @@ def test_services_open_their_networks_in_one_place() -> None:
     assert opening == {"opening.py"}
 
 
-TOO_LITTLE = ({"expert_memory_bytes": 1}, r"expert.memory.bytes")
+TOO_LITTLE = ({"max_expert_bytes": 1}, r"max.expert.bytes")
 NO_SUCH_SHARE = ({"share": "2/2"}, "the first of two")
-NO_ROWS_TRAVEL = ({"wire_dtype": "int8"}, "no rows travel")
+NO_ROWS_TRAVEL = ({"wire_dtype": "int8"}, "--wire-dtype belongs to --dispatch routed, got")
 SHARES = ({"share": "0/2"}, {"share": "1/2"})
 
 
@@ -51,15 +50,15 @@ class TestLocalOffload(ModeContract):
     dispatch, hows = "local", ({"offload": True},)
     refused = (
         TOO_LITTLE,
-        ({"device": "cuda"}, "need --device cpu"),
+        ({"device": "cuda"}, "--offload needs --device cpu"),
     )
 
 
 class TestRouted(ModeContract):
     dispatch, hows, placed = "routed", ({"exchange": "direct"},), True
     refused = (
-        ({"decode_graph_tokens": 64}, "a CUDA --device"),
-        ({"offload": True}, "--offload needs --dispatch local or gathered"),
+        ({"decode_graph_tokens": 64}, "needs a CUDA --device"),
+        ({"offload": True}, "--offload belongs to --dispatch local and gathered, got routed"),
     )
 
 
@@ -89,7 +88,8 @@ class TestGatheredAlone(ModeContract):
 class TestAllToAll(ModeContract):
     dispatch, hows, listens = "all-to-all", SHARES, True
     refused = (
-        ({"offload": True}, "--offload needs"),
+        ({"offload": True}, "--offload belongs to --dispatch local and gathered"),
+        ({"device": "cuda"}, "--dispatch all-to-all needs --device cpu"),
         NO_SUCH_SHARE,
         NO_ROWS_TRAVEL,
     )

@@ -12,7 +12,7 @@ from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.services.attention.engine import warm_up
-from moesaic.services.attention.modes import Mode
+from moesaic.services.attention.modes.contract import Mode
 from moesaic.services.attention.settings import AttentionSettings
 
 

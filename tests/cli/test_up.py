@@ -237,9 +237,9 @@ def test_flags_and_threads_reach_the_services(start: Start, suite: Wait, house: 
         ([], {"MOESAIC_ATTENSION": "2"}, 2, "MOESAIC_ATTENSION: there is no such variable"),
         (
             [],
-            {"MOESAIC_REPLAN_GAIN": "x"},
+            {"MOESAIC_LOAD_SHARE": "x"},
             2,
-            "--replan-gain (MOESAIC_REPLAN_GAIN): input should be",
+            "--load-share (MOESAIC_LOAD_SHARE): input should be",
         ),
         (
             [],

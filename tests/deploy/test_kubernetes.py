@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 from moesaic.services.scheduler.scaling.actuators.kubernetes import DEPLOYMENTS
-from moesaic.services.scheduler.settings import SchedulerSettings
 from moesaic.usage.names import settings
 from tests.deploy.test_files import SETTINGS, given_as_secrets, read, services, variable
 from tests.suites import ROOT
@@ -175,9 +174,6 @@ def test_the_scheduler_may_scale_the_two_sides_and_nothing_else() -> None:
     }
     assert subject == {"kind": "ServiceAccount", "name": pods()["scheduler"]["serviceAccountName"]}
     assert set(DEPLOYMENTS.values()) <= set(pods())
-    fields = SchedulerSettings.model_fields
-    assert fields["scaling_kubernetes_attention"].default == DEPLOYMENTS["attention"]
-    assert fields["scaling_kubernetes_experts"].default == DEPLOYMENTS["experts"]
 
 
 @pytest.mark.parametrize("name", OURS)

@@ -15,7 +15,7 @@ LIMIT = 80_000_000
 NEEDS = MemoryNeeds(
     held=19_000_000, expert=196_608, block=131_072, row=51_200, num_experts=256, at_once=4
 )
-WISHES = MemoryWishes(kv_blocks=0, most_rows=2048, most_blocks=1024, cache_bytes=-1)
+WISHES = MemoryWishes(kv_blocks=0, most_rows=2048, most_blocks=1024)
 
 
 class Site:

@@ -10,7 +10,7 @@ from moesaic.services.edge_agent.memory import MemoryNeeds, MemoryWishes, plan_m
 NEEDS = MemoryNeeds(
     held=19_000_000, expert=196_608, block=131_072, row=51_200, num_experts=256, at_once=4
 )
-WISHES = MemoryWishes(kv_blocks=0, most_rows=2048, most_blocks=1024, cache_bytes=-1)
+WISHES = MemoryWishes(kv_blocks=0, most_rows=2048, most_blocks=1024)
 
 
 @given(

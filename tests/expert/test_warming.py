@@ -15,10 +15,10 @@ from moesaic.services.expert.settings import ExpertSettings
 class Host:
     def __init__(self, status: ServiceStatus, error: Exception | None = None) -> None:
         self._status, self._error = status, error
-        self.asked: list[tuple[int, list[str]]] = []
+        self.asked: list[list[str]] = []
 
-    async def warm_up(self, most_rows: int) -> None:
-        self.asked.append((most_rows, list(self._status.waiting_for)))
+    async def warm_up(self) -> None:
+        self.asked.append(list(self._status.waiting_for))
         if self._error:
             raise self._error
 
@@ -29,7 +29,7 @@ class Thread:
 
 
 async def warmed(device: str, error: Exception | None = None) -> tuple[Host, ServiceStatus]:
-    settings = ExpertSettings(model="m", device=device, warm_up_rows=77)
+    settings = ExpertSettings(model="m", device=device)
     status = ServiceStatus("expert", "e0", 1)
     status.waiting_for.append("something else")
     host, process = Host(status, error), SimpleNamespace(settings=settings, status=status)
@@ -45,7 +45,7 @@ async def warmed(device: str, error: Exception | None = None) -> tuple[Host, Ser
 async def test_people_are_told_of_the_warm_up(device: str) -> None:
     host, _ = await warmed(device)
 
-    assert host.asked == [(77, ["something else", "warming kernels"])]
+    assert host.asked == [["something else", "warming kernels"]]
 
 
 async def test_a_cpu_has_nothing_to_compile() -> None:
@@ -55,5 +55,5 @@ async def test_a_cpu_has_nothing_to_compile() -> None:
 
 
 async def test_a_warm_up_that_fails_ends_the_start() -> None:
-    with pytest.raises(InvalidInput, match="--warm-up-rows"):
-        await warmed("cuda", InvalidInput("--warm-up-rows", "lower it"))
+    with pytest.raises(InvalidInput, match="--slots-per-layer"):
+        await warmed("cuda", InvalidInput("--slots-per-layer", "lower it"))

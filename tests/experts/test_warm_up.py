@@ -142,8 +142,8 @@ async def test_too_little_memory_is_told_with_the_setting_to_change(
     with pytest.raises(InvalidInput) as refused:
         await host_of(tiny_model).warm_up(300)
 
-    assert refused.value.field == "--warm-up-rows"
-    assert "got 300" in str(refused.value)
+    assert refused.value.field == "--slots-per-layer"
+    assert "a batch of 300 rows" in str(refused.value)
     assert "lower it" in str(refused.value)
     assert "\n" not in str(refused.value)
 

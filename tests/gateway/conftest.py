@@ -2,10 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -23,6 +24,7 @@ from moesaic.services.gateway.gateway import Gateway
 from moesaic.services.gateway.language import Language
 from moesaic.services.gateway.main import carry_out_batches, http_server
 from moesaic.services.gateway.settings import GatewaySettings
+from moesaic.services.gateway.workers import routing
 from moesaic.v1 import attention_pb2 as pb
 from moesaic.v1 import attention_pb2_grpc
 from tests.waiting import HANG_S, until
@@ -271,14 +273,24 @@ OpenHouse = Callable[..., Any]
 
 
 @pytest.fixture
-def open_house(model_directory: Path, language: Language) -> OpenHouse:
-    """``async with open_house(script, ..., **settings) as house``: one worker per script."""
+def open_house(
+    model_directory: Path, language: Language, monkeypatch: pytest.MonkeyPatch
+) -> OpenHouse:
+    """``async with open_house(script, ..., **settings) as house``: one worker per script.
+
+    ``limits`` are other values of constants of the router.
+    """
     usual = language
 
     @asynccontextmanager
     async def opened(
-        *scripts: Script, language: Language = usual, **settings: Any
+        *scripts: Script,
+        language: Language = usual,
+        limits: Mapping[str, float] = MappingProxyType({}),
+        **settings: Any,
     ) -> AsyncIterator[House]:
+        for name, value in limits.items():
+            monkeypatch.setattr(routing, name, value)
         told = GatewaySettings(model=str(model_directory), port=0, **settings)
         gateway, fleet = Gateway(told, language), ListedFleet()
         app = make_app(gateway)

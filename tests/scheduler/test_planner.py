@@ -127,7 +127,7 @@ async def first_then_real(
 
 
 async def plan(start: Any, policy: str = "janus-batches", feed: Any = None, **changes: Any) -> Any:
-    planner = Planner(feed or Feed(), 0.03, start)
+    planner = Planner(feed or Feed(), start)
     records = [msgspec.structs.replace(record, **changes) for record in RECORDS]
     return await planner.plan(CURRENT, records, policy, [], 1000.0)
 
@@ -266,7 +266,7 @@ async def test_any_gain_will_do_where_none_in_particular_is_wanted() -> None:
 
     async def made_of(loads: list[float]) -> Any:
         answers = Solved(slots=other), Replayed(activated=loads, loads=loads, batches=80)
-        planner = Planner(Feed(), 0.0, partial(solver, saying(*answers)))
+        planner = Planner(Feed(), partial(solver, saying(*answers)), least_gain=0.0)
         return await planner.plan(CURRENT, RECORDS, "janus-batches", [], None)
 
     assert (await made_of([4.0, 3.99])).worthwhile
@@ -293,7 +293,7 @@ async def test_the_solver_is_told_how_workers_choose_and_what_rows_cost_them() -
     async def before(scheduling: str) -> Any:
         assert feed.traffic is not None
         feed.traffic.scheduling = scheduling
-        planner = Planner(feed, 0.03, partial(solver, limit_s=60.0))
+        planner = Planner(feed, partial(solver, limit_s=60.0))
         return await planner.plan(current, RECORDS, "eplb", [], None)
 
     by_rows, by_experts = await before("aebs"), await before("aebs-memory-bound")
@@ -308,7 +308,7 @@ async def test_bytes_are_those_of_the_workers_that_are_placed() -> None:
         RECORDS[0], worker_id="x", model_digest="other", expert_bytes=10**9
     )
 
-    planner = Planner(Feed(), 0.03, partial(solver, limit_s=60.0))
+    planner = Planner(Feed(), partial(solver, limit_s=60.0))
     made = await planner.plan(CURRENT, [*RECORDS, stranger], "eplb", [], None)
 
     assert made.moved_bytes == 100 * len(made.moves) > 0
@@ -317,7 +317,7 @@ async def test_bytes_are_those_of_the_workers_that_are_placed() -> None:
 async def test_a_worker_that_was_started_again_must_be_placed_first() -> None:
     again = msgspec.structs.replace(RECORDS[1], generation=2)
 
-    made = await Planner(Feed(), 0.03, None).plan(  # type: ignore[arg-type]
+    made = await Planner(Feed(), None).plan(  # type: ignore[arg-type]
         CURRENT, [RECORDS[0], again, RECORDS[2]], "eplb", [], None
     )
 

@@ -25,9 +25,7 @@ from moesaic.services.scheduler.versioned import PLACEMENT
 from moesaic.v1 import scheduler_pb2 as pb
 
 HOT = [4, 5, 6, 7]
-BY_TRAFFIC = (
-    *("--placement-policy", "eplb", "--replan-interval-s", "0.2", "--replan-gain", "0.05"),
-)
+BY_TRAFFIC = (*("--placement-policy", "eplb", "--replan-interval-s", "0.2"),)
 
 
 def report(placement: Placement, epoch: int = 0, busiest: int = 4) -> ActivationReport:

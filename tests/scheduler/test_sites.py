@@ -59,7 +59,7 @@ RECORDS = [
     )
     for n in range(2)
 ]
-TERMS = MigrationTerms(least_gain=0.03, interval_s=60.0, load_share=0.5)
+TERMS = MigrationTerms(interval_s=60.0, load_share=0.5)
 
 
 def profile(worker_id: str, **changes: Any) -> SiteProfile:

@@ -13,7 +13,7 @@ from moesaic.experts.loaded import Bring, ExpertFiles
 from moesaic.experts.preparing.kept import KeptExperts
 from moesaic.experts.preparing.loading import PlacementLoader
 from moesaic.experts.slots import LoadResult
-from moesaic.experts.warm_up import WarmUp
+from moesaic.experts.warm_up import MOST_ROWS, WarmUp
 from moesaic.experts.without_python import AnswersWithoutPython
 from moesaic.kernels.held_bytes import Quantization
 from moesaic.messages.performance import LoadReport
@@ -114,7 +114,7 @@ class ExpertHost:
         """Change the memory for experts; what is held already stays."""
         self._loader.max_expert_bytes = max_expert_bytes
 
-    async def warm_up(self, most_rows: int) -> None:
+    async def warm_up(self, most_rows: int = MOST_ROWS) -> None:
         """See ``WarmUp.run``."""
         await self._warm_up.run(most_rows)
 

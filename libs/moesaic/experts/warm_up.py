@@ -26,7 +26,8 @@ from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.gate import Gate
 
-SETTING = "--warm-up-rows"
+SETTING = "--slots-per-layer"
+MOST_ROWS = 2048  # larger batches compile nothing further
 MOST_WORKERS = 16  # the scheduling of more is compiled when a first batch comes for them
 _NOBODY = bytes(16)
 
@@ -47,7 +48,7 @@ class WarmUp:
         self._gates, self._config, self._num_slots = gates, config, num_slots
         self._dtype, self._device, self._quantization = dtype, device, quantization
 
-    async def run(self, most_rows: int) -> None:
+    async def run(self, most_rows: int = MOST_ROWS) -> None:
         """Answer requests of up to ``most_rows`` rows, on the engine thread; ends early if cancelled.
 
         Raises:
@@ -61,7 +62,7 @@ class WarmUp:
         answers = LayerAnswers(
             Epochs(""), self._gates, config, self._dtype, device, meter, lambda *_: rung
         )
-        with warming(device, SETTING, most_rows):
+        with warming(device, SETTING, f"a batch of {most_rows} rows beside the slots"):
             table = self._table()
             alone = self._num_slots >= config.moe.num_experts  # one worker can have all of them
             for num_workers in row_counts(MOST_WORKERS)[0 if alone else 1 :]:

@@ -23,11 +23,11 @@ def row_counts(most: int) -> list[int]:
 
 
 @contextmanager
-def warming(device: torch.device, setting: str, value: int) -> Iterator[None]:
+def warming(device: torch.device, setting: str, complaint: str) -> Iterator[None]:
     """Run the block without gradients, and wait at its end for what it has started on ``device``.
 
     Raises:
-        InUse: the device has too little memory for ``value`` rows; ``setting`` is to be lowered.
+        InUse: the device has too little memory, as ``complaint`` says; ``setting`` is to be lowered.
     """
     try:
         with torch.inference_mode():
@@ -35,9 +35,7 @@ def warming(device: torch.device, setting: str, value: int) -> Iterator[None]:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
     except torch.OutOfMemoryError as error:
-        fix = (
-            f"got {value}, and a step of so many rows does not fit the memory of {device}: lower it"
-        )
+        fix = f"{complaint} does not fit the memory of {device}: lower it"
         raise InUse(setting, f"{fix} ({_first_line(error)})") from error
 
 

@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core.core_schema import CoreSchema, no_info_after_validator_function
 
 from moesaic.plugins import plugins
+from moesaic.usage.modes import SETTING, listed, missing_in, modes_of
 from moesaic.usage.nearest import proposal
 
 OTHERS = "Options"  # the group of fields that come before any marked one
@@ -67,6 +68,7 @@ class Flag:
     required: bool
     secret: bool
     on: bool  # a switch that is on by default
+    modes: tuple[str, ...] = ()  # values of --dispatch that have it; none: all
 
     @property
     def name(self) -> str:
@@ -95,17 +97,34 @@ def flags_of(model: type[BaseModel], groups: Mapping[str, str]) -> list[Flag]:
     Args:
         model: its fields are numbers, texts, secrets, switches or a choice of texts.
         groups: fields that begin a group, with its title; later fields belong to it too. Titles are in order.
+            Fields of some modes are a group for those modes, behind that of the choice.
+
+    Returns:
+        All fields but those of modes that the model does not have.
     """
-    group, flags = OTHERS, []
+    group = choice = OTHERS
+    flags: list[Flag] = []
+    modes, missing, baselines = modes_of(model), missing_in(model), set[str]()
+    titles = [OTHERS, *dict.fromkeys(groups.values())]
     for name, field in model.model_fields.items():
-        group = groups.get(name, group)
+        group = group if name in modes else groups.get(name, group)
+        if name == SETTING:
+            choice, baselines = group, _unlisted(field)
+        if name in missing:
+            continue
+        title = group
+        if name in modes:
+            shown = [mode for mode in modes[name] if mode not in baselines]
+            title = f"{choice} with --{SETTING} {listed(shown)}"
+            if title not in titles:
+                titles.insert(titles.index(choice) + 1, title)
         secret, default = field.annotation is SecretStr, field.default
         switch = field.annotation is bool
         says_nothing = secret or switch or field.is_required() or default == ""
         flags.append(
             Flag(
                 field=name,
-                group=group,
+                group=title,
                 description=field.description or "",
                 form="" if switch else _form(field),
                 bounds=_bounds(field),
@@ -113,9 +132,9 @@ def flags_of(model: type[BaseModel], groups: Mapping[str, str]) -> list[Flag]:
                 required=field.is_required(),
                 secret=secret,
                 on=switch and default is True,
+                modes=modes.get(name, ()),
             )
         )
-    titles = [OTHERS, *dict.fromkeys(groups.values())]
     return sorted(flags, key=lambda flag: titles.index(flag.group))
 
 
@@ -163,10 +182,13 @@ def _form(field: FieldInfo) -> str:
         if isinstance(mark, OneOf):
             return f"<{'|'.join(mark.names)}>"
     if get_origin(annotation) is Literal:
-        hidden = [c for mark in field.metadata if isinstance(mark, Unlisted) for c in mark.choices]
-        listed = [choice for choice in get_args(annotation) if choice not in hidden]
-        return f"<{'|'.join(listed)}>"
+        hidden = _unlisted(field)
+        return f"<{'|'.join(each for each in get_args(annotation) if each not in hidden)}>"
     return {int: "<int>", float: "<float>"}.get(annotation, "<str>")
+
+
+def _unlisted(field: FieldInfo) -> set[str]:
+    return {c for mark in field.metadata if isinstance(mark, Unlisted) for c in mark.choices}
 
 
 def _shown(default: object) -> str:

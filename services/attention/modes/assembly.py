@@ -76,7 +76,7 @@ def plan_experts(
     Packs one expert to learn its size, which wants a thread of its own.
 
     Args:
-        settings: the window, and the bound of memory.
+        settings: the bound of memory.
         config: of the model.
         share: the experts that this worker holds.
 
@@ -89,8 +89,7 @@ def plan_experts(
         layout_of(config, held_dtype(settings, config), settings.quantization).nbytes,
         share=share,
         offload=settings.offload,
-        window=settings.gather_window,
-        budget_bytes=settings.expert_memory_bytes,
+        budget_bytes=settings.max_expert_bytes,
     )
     log.info(
         "gather.planned",
@@ -138,7 +137,7 @@ async def with_experts(
         directory=Path(settings.offload_dir or cache_directory()),
         network=network.network if network else None,
         timeout_s=settings.expert_timeout_s,
-        budget_bytes=settings.expert_memory_bytes,
+        budget_bytes=settings.max_expert_bytes,
     )
     return Gathered(await worker.process.enter(assembling), mover)
 

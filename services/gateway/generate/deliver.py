@@ -13,7 +13,7 @@ from moesaic.services.gateway.fields.generating import GenerationWire, StreamOpt
 from moesaic.services.gateway.gateway import Gateway
 from moesaic.services.gateway.generate.answers import PER_ANSWER_CHARS, Answers, joined
 from moesaic.services.gateway.generate.choices import Piece
-from moesaic.services.gateway.generate.stream import EventStream
+from moesaic.services.gateway.generate.stream import KEEP_ALIVE_S, EventStream
 from moesaic.services.gateway.http import sse
 from moesaic.services.gateway.http.disconnect import while_connected
 from moesaic.services.gateway.http.reply import reply
@@ -69,8 +69,7 @@ class Delivery:
     async def respond(self, request: Request) -> Response:
         """Make the answers while the client stays connected."""
         if self._body.stream:
-            keep_alive_s = self._gateway.settings.keep_alive_s
-            return EventStream(self.admitted.record, self._stream(), keep_alive_s)
+            return EventStream(self.admitted.record, self._stream(), KEEP_ALIVE_S)
         return await while_connected(request.receive, self._whole())
 
     async def _whole(self) -> Response:

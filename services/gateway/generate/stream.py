@@ -23,6 +23,7 @@ from moesaic.services.gateway.workers.failures import SlowClient
 
 log = structlog.get_logger()
 
+KEEP_ALIVE_S = 15.0  # proxies cut off a stream that is silent, most of them after 30 s or more
 SEND_S = 30.0  # longest time that a client may take to read what is sent at once
 
 

@@ -30,6 +30,9 @@ from moesaic.v1.attention_pb2 import OthersWork as TheirWork
 
 log = structlog.get_logger()
 
+MAX_WAIT_S = 1.0  # that saturated workers hold a request back
+QUEUED_PER_REQUEST = 4.0  # a request may have several sequences
+MAX_BLOCKS = 1 << 19  # pairs of worker and cached block, about 150 bytes each
 NEVER_SATURATED = 1 << 80  # FLOPs; until a worker has said how large its steps are
 
 Place = Callable[[Key, Task], None]
@@ -56,9 +59,9 @@ class Routing:
         self._despair: asyncio.TimerHandle | None = None  # runs while none does
         limits = RouterLimits(
             BLOCK_SIZE,
-            settings.router_max_blocks,
-            settings.router_max_queued,
-            settings.router_max_wait_s,
+            MAX_BLOCKS,
+            round(QUEUED_PER_REQUEST * settings.max_inflight),
+            MAX_WAIT_S,
         )
         self.router = PrefixRouter(
             self._flops,

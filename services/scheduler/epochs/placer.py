@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 import structlog
 from msgspec.structs import replace
@@ -30,6 +31,23 @@ class Obsolete(NotReady):
     """The placement that was being prepared is no longer wanted: decide again, at once."""
 
 
+@dataclass(frozen=True)
+class Cluster:
+    """The cluster as a scheduler sees it, and the right to change it.
+
+    Attributes:
+        fleet: the workers there are.
+        view: the committed placement.
+        leadership: whether this scheduler leads.
+        epochs: the store of placements.
+    """
+
+    fleet: Fleet
+    view: PlacementView
+    leadership: Leadership
+    epochs: EpochStore
+
+
 class Placer:
     """Places one placement at a time.
 
@@ -38,19 +56,11 @@ class Placer:
         failed: workers that could not prepare the last placement.
     """
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        view: PlacementView,
-        leadership: Leadership,
-        epochs: EpochStore,
-        *,
-        prepare_timeout_s: float,
-        load_share: float,
-    ) -> None:
+    def __init__(self, cluster: Cluster, *, prepare_timeout_s: float, load_share: float) -> None:
         self.last_commit_s = float("-inf")
         self.failed: list[Incarnation] = []
-        self._fleet, self._view, self._leadership, self._epochs = fleet, view, leadership, epochs
+        self._fleet, self._view = cluster.fleet, cluster.view
+        self._leadership, self._epochs = cluster.leadership, cluster.epochs
         self._prepare_timeout_s, self._load_share = prepare_timeout_s, load_share
         self._asked: set[Incarnation] = set()  # workers, for the highest epoch they have seen
         self._silent: set[Incarnation] = set()  # of them, those that did not answer

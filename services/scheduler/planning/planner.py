@@ -72,11 +72,14 @@ class PlacementPlan:
     row_s_after: float | None = None
 
 
+LEAST_GAIN = 0.03  # predictions err by so much (docs/measured/placement.md)
+
+
 class Planner:
     """Makes plans from the traffic that the feed has seen."""
 
     def __init__(
-        self, feed: TrafficFeed, least_gain: float, start_solver: StartSolver = solver
+        self, feed: TrafficFeed, start_solver: StartSolver = solver, least_gain: float = LEAST_GAIN
     ) -> None:
         self._feed, self._least_gain, self._start_solver = feed, least_gain, start_solver
 

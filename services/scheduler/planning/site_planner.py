@@ -51,12 +51,10 @@ class MigrationTerms:
     """Terms of migrations.
 
     Attributes:
-        least_gain: part of what calls to other sites cost that a migration must save.
         interval_s: from plan to plan.
         load_share: part of the time in which agents load.
     """
 
-    least_gain: float
     interval_s: float
     load_share: float
 
@@ -179,7 +177,7 @@ class SitePlanner:
             slowdown=self._profiles.slowdown,
             busy_s_per_s=self._profiles.busy_s_per_s(names, now_s),
             interval_s=max(terms.interval_s, HORIZON_S),
-            least_gain=max(terms.least_gain, LEAST_GAIN),
+            least_gain=LEAST_GAIN,
         )
         verdict = case.verdict(current, wanted)
         needed = moves(current, wanted)

@@ -43,7 +43,7 @@ def test_an_edge_suite_has_agents(
         (["--agents", "65"], {}, "--agents"),
         (["--link", "fast"], {}, "--link fast: it must be a rate"),
         (["--memory-bytes=4"], {}, "--memory-bytes: give it as --memory"),
-        (["--cache-bytes=-2"], {}, "--cache-bytes (MOESAIC_CACHE_BYTES)"),
+        (["--activation-window-s=0"], {}, "--activation-window-s (MOESAIC_ACTIVATION_WINDOW_S)"),
         (["--slots=2"], {}, "--slots: there is no such flag"),
         (["--memory", "40"], {}, "--memory 40: it must be a number with"),
     ],

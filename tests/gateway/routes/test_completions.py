@@ -4,6 +4,7 @@ import json
 import httpx
 import pytest
 
+from moesaic.services.gateway.generate import deliver
 from moesaic.v1 import attention_pb2 as pb
 
 
@@ -262,8 +263,9 @@ async def test_line_separators_are_escaped_in_streams(open_house, scripts) -> No
     )
 
 
-async def test_silence_is_filled_with_comments(open_house, scripts) -> None:
-    async with open_house(scripts.says("yes no", gap_s=0.3), keep_alive_s=0.05) as house:
+async def test_silence_is_filled_with_comments(open_house, scripts, monkeypatch) -> None:
+    monkeypatch.setattr(deliver, "KEEP_ALIVE_S", 0.05)
+    async with open_house(scripts.says("yes no", gap_s=0.3)) as house:
         response = await house.client.post("/v1/completions", json={"prompt": "a", "stream": True})
 
     assert ": keep-alive\n\n" in response.text

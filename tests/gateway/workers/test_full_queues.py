@@ -204,8 +204,9 @@ async def test_a_request_of_which_no_worker_has_anything_gives_way(open_house, s
 
 
 async def test_runs_that_the_gateways_queue_has_no_room_for_come_again(open_house, scripts) -> None:
-    settings = {"router_saturation_flops": 1, "router_max_wait_s": 60, "router_max_queued": 3}
-    async with open_house(scripts.scores(-1.0, -2.0), **settings) as house:
+    settings = {"router_saturation_flops": 1, "max_inflight": 1}
+    limits = {"MAX_WAIT_S": 60, "QUEUED_PER_REQUEST": 3}
+    async with open_house(scripts.scores(-1.0, -2.0), limits=limits, **settings) as house:
         body = {"input": "a story", "questions": QUESTIONS[:20]}
         answer = await house.client.post("/v1/decisions", json=body)
         submits = house.workers[0].submits

@@ -137,7 +137,7 @@ async def test_a_filled_worker_gets_more_when_it_has_come_on_or_enough_time_has_
         emit(finished=scripts.finished(submit, 0))
 
     prompts = [[number] * 20 for number in range(3)]
-    async with open_house(script, block_secret="between us", router_max_wait_s=0.5) as house:
+    async with open_house(script, block_secret="between us", limits={"MAX_WAIT_S": 0.5}) as house:
         await opened(house, hasher, {}, rows=8)  # one prompt is more than a step
         [worker] = house.workers
         posts = [
@@ -156,8 +156,9 @@ async def test_a_filled_worker_gets_more_when_it_has_come_on_or_enough_time_has_
 async def test_a_request_that_waits_can_be_cancelled_and_too_many_are_refused(
     open_house, scripts, hasher
 ) -> None:
-    settings = {"router_max_wait_s": 60.0, "router_max_queued": 1, "block_secret": "between us"}
-    async with open_house(scripts.silent, **settings) as house:
+    limits = {"MAX_WAIT_S": 60.0, "QUEUED_PER_REQUEST": 1 / 3}
+    settings = {"max_inflight": 3, "block_secret": "between us"}
+    async with open_house(scripts.silent, limits=limits, **settings) as house:
         await opened(house, hasher, {}, rows=8)
         router = house.gateway.workers.routing.router
         posts = []
@@ -179,7 +180,7 @@ async def test_those_that_wait_for_the_last_worker_fail_when_it_is_lost(
     open_house, scripts, hasher
 ) -> None:
     async with open_house(
-        scripts.silent, block_secret="between us", router_max_wait_s=60.0, recovery_s=0.5
+        scripts.silent, block_secret="between us", limits={"MAX_WAIT_S": 60.0}, recovery_s=0.5
     ) as house:
         await opened(house, hasher, {}, rows=8)
         router = house.gateway.workers.routing.router

@@ -8,7 +8,7 @@ BODY = {
     "input": "a story",
     "questions": [{"type": "predicate", "instructions": f"It has {i} words."} for i in range(20)],
 }
-FULL = {"router_saturation_flops": 1, "router_max_wait_s": 0.05}  # one request fills a worker
+FULL = {"router_saturation_flops": 1, "limits": {"MAX_WAIT_S": 0.05}}  # one request fills a worker
 
 
 async def test_siblings_wait_for_a_saturated_worker_rather_than_part(open_house, scripts) -> None:
@@ -28,7 +28,7 @@ async def test_siblings_that_wait_for_a_worker_that_is_lost_go_to_another(
         if submit.attempt > 1:
             await scripts.scores(-1.0, -2.0)(submit, emit)
 
-    full = {**FULL, "router_max_wait_s": 60}
+    full = {**FULL, "limits": {"MAX_WAIT_S": 60}}
     async with open_house(script, script, **full) as house:
         asking = asyncio.ensure_future(house.client.post("/v1/decisions", json=BODY))
         await house.until(lambda: any(worker.submits for worker in house.workers))

@@ -9,7 +9,7 @@ from moesaic.services.gateway.workers.execution import MAX_ATTEMPTS
 from moesaic.v1 import attention_pb2 as pb
 from tests.gateway.workers.test_workers_lost import BODY, TEXT, text_of
 
-FULL = {"router_saturation_flops": 1, "router_max_wait_s": 60}  # one request fills a worker
+FULL = {"router_saturation_flops": 1, "limits": {"MAX_WAIT_S": 60}}  # one request fills a worker
 
 
 def says_some(scripts: Any, said: int, told: asyncio.Event) -> Any:

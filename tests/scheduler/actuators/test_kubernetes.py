@@ -86,7 +86,7 @@ async def test_a_deployment_that_is_not_there_is_told_by_its_setting(cluster: Fa
     with pytest.raises(InvalidInput, match=r"no Deployment 'expert' in namespace") as refused:
         await actuator_in(cluster).most()
 
-    assert refused.value.field == "scaling_kubernetes_experts"
+    assert refused.value.field == "scaling_actuator"
 
 
 async def test_a_server_of_another_authority_is_not_told_the_token(

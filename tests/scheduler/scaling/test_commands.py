@@ -48,11 +48,11 @@ async def test_what_makes_no_sense_is_refused_with_the_field_and_the_fix(suite: 
 
 
 async def test_a_setting_of_the_start_is_the_policy_until_an_operator_sets_one(suite: Any) -> None:
-    scheduler = await suite.scheduler("--scaling", "advise", "--scaling-cool-down-s", "5")
+    scheduler = await suite.scheduler("--scaling", "advise")
     async with scheduler.stub() as stub:
         found = await stub.GetScaling(pb.GetScalingRequest())
 
-    assert (found.policy.mode, found.policy.cool_down_s) == ("advise", 5)
+    assert (found.policy.mode, found.policy.cool_down_s) == ("advise", 60)
     assert (found.actuator, found.HasField("wish"), list(found.decisions)) == ("standby", False, [])
 
 

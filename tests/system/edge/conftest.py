@@ -10,7 +10,7 @@ from tests.system.edge.users import RightAnswers
 from tests.system.shared_suites import LOCAL, SharedSuites
 
 # To report often; memory limits are for experts in float32.
-QUICK = ("--topology", "edge", "--profile-interval-s", "0.5", "--dtype", "float32")
+QUICK = ("--topology", "edge", "--activation-window-s", "0.5", "--dtype", "float32")
 TIGHT = (*QUICK, "--agents", "3", "--memory", "40M,40M,80M")
 MOVING = {
     "MOESAIC_PLACEMENT_POLICY": "keep",

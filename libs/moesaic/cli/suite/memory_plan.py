@@ -242,7 +242,6 @@ def _own_experts(
         weights.expert,
         share=share,
         offload=options.offload,
-        window=getattr(settings, "gather_window", 1),
     ).total_bytes
 
 

@@ -13,6 +13,13 @@ from moesaic.cli.terminal.outcome import CommandError, Exit
 # Order of stopping: no service accepts work for another that is gone already.
 STOP_ORDER = ("gateway", "edge-agent", "attention", "expert", "scheduler", "links")
 NAMES = {"edge-agent": "agent"}  # of processes, where it is not the role
+DISPATCHES: Mapping[Topology, str] = {
+    "local": "local",
+    "disaggregated": "routed",
+    "gathered": "gathered",
+    "all-to-all": "all-to-all",
+    "edge": "collaborative",
+}
 LOOPBACK = "127.0.0.1"
 GRACE_S = 30.0  # time for running work to finish
 
@@ -147,10 +154,9 @@ def _work_of(options: SuiteOptions, role: str, number: int, num_experts: int) ->
         standby = ("--standby",) if number >= options.experts else ()
         return ("--slots-per-layer", slots, "--weights-port", "0", *standby)
     offload = ("--offload",) if options.offload else ()
+    dispatch = DISPATCHES[options.topology]
     if options.topology in ("gathered", "all-to-all"):
-        share = f"{number}/{options.attention}"
-        return ("--dispatch", options.topology, "--share", share, *offload)
-    dispatch = "routed" if options.topology == "disaggregated" else "local"
+        return ("--dispatch", dispatch, "--share", f"{number}/{options.attention}", *offload)
     standby = ("--standby",) if number >= options.attention else ()
     return ("--dispatch", dispatch, *offload, *standby)
 

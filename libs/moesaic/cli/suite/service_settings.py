@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from moesaic.cli.suite.options import Setting, SuiteOptions, Topology, check_topology
-from moesaic.cli.suite.processes import Service, roles_of
+from moesaic.cli.suite.processes import DISPATCHES, Service, roles_of
 from moesaic.cli.terminal.options import completes
 from moesaic.cli.terminal.outcome import CommandError, Exit
 from moesaic.usage.names import ROLES, settings_model
@@ -88,8 +88,9 @@ def given_settings(values: Mapping[str, str | bool], topology: Topology) -> tupl
     """
     settings = []
     for field, value in values.items():
-        flag, roles = _settings()[field]
-        there = roles & {*roles_of(topology)}
+        flag, modes = _settings()[field]
+        dispatch = DISPATCHES[topology]
+        there = frozenset(role for role in roles_of(topology) if dispatch in modes.get(role, ()))
         if not there:
             raise CommandError(
                 f"{flag.name}: the {topology} topology has no service with this setting", Exit.USAGE
@@ -99,15 +100,15 @@ def given_settings(values: Mapping[str, str | bool], topology: Topology) -> tupl
 
 
 @cache
-def _settings() -> "dict[str, tuple[Flag, frozenset[str]]]":
-    """The settings of all services by field, each with the roles that have it."""
+def _settings() -> "dict[str, tuple[Flag, dict[str, tuple[str, ...]]]]":
+    """The settings of all services by field, each with its modes by the roles that have it."""
     from moesaic.usage.reading import flags_in
 
-    found: dict[str, tuple[Flag, frozenset[str]]] = {}
+    found: dict[str, tuple[Flag, dict[str, tuple[str, ...]]]] = {}
     for role in ROLES:
         for flag in flags_in(settings_model(role)):
-            first, roles = found.get(flag.field, (flag, frozenset()))
-            found[flag.field] = first, roles | {role}
+            _, modes = found.setdefault(flag.field, (flag, {}))
+            modes[role] = flag.modes or tuple(DISPATCHES.values())
     return found
 
 

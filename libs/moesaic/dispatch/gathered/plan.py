@@ -115,7 +115,7 @@ def plan_gather(
     *,
     share: Share,
     offload: bool,
-    window: int,
+    window: int = 1,
     budget_bytes: int = 0,
 ) -> GatherPlan:
     """Lay out a worker's routed experts.
@@ -139,7 +139,7 @@ def plan_gather(
     if not budget_bytes or plan.total_bytes <= budget_bytes:
         return plan
     raise UnusableSettings(
-        "expert_memory_bytes",
+        "max_expert_bytes",
         f"{budget_bytes} bytes were given, {plan.total_bytes} are needed: "
         f"{plan.layer_bytes} for the first layer, {plan.shard_bytes} for the own share, "
         f"{plan.ring_bytes} for {plan.num_buffers} layers on their way, {plan.message_bytes} for "
@@ -148,10 +148,6 @@ def plan_gather(
 
 
 def _what_fits(plan: GatherPlan, budget_bytes: int) -> str:
-    for offload in dict.fromkeys((plan.offload, True)):
-        for window in range(plan.window, 0, -1):
-            other = replace(plan, offload=offload, window=window)
-            if other.total_bytes <= budget_bytes:
-                how = f"--gather-window {window}" + (" and offloading" if offload else "")
-                return f"{how} would need {other.total_bytes}"
-    return f"nothing fits into less than {other.total_bytes}"
+    least = replace(plan, offload=True).total_bytes
+    fits = least <= budget_bytes
+    return f"--offload would need {least}" if fits else f"nothing fits into less than {least}"

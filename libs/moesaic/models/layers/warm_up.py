@@ -34,7 +34,7 @@ async def warm_up(
     """
     config, device = decoder.config, decoder.device
     longest = max(min(most_rows, config.max_positions), min(LONG, config.max_positions))
-    with warming(device, SETTING, most_rows):
+    with warming(device, SETTING, f"got {most_rows}, and a step of so many rows"):
         cache = decoder.new_kv_cache(-(-longest // block_size), block_size, one_for_all=True)
         for batch in batches(most_rows, most_sequences, config.max_positions, block_size):
             batch.token_ids = [token % config.vocab_size for token in batch.token_ids]

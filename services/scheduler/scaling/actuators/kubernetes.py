@@ -19,13 +19,11 @@ _MOST_TRIES = 4  # when others change the same object at the same moment
 
 
 class KubernetesActuator:
-    """Sets the replicas of one Deployment for each side; Kubernetes brings pods, and ends them.
+    """Sets the replicas of one Deployment for each side, in its own namespace; Kubernetes brings pods, and ends them.
 
     A pod that is taken away gets SIGTERM, drains, and is ended only after ``terminationGracePeriodSeconds``.
 
     Args:
-        namespace: of the Deployments; empty: that of the service account.
-        deployments: name of the Deployment of each side.
         most: the largest shape that the cluster carries.
         api_url: of the API server.
         token_file: with a token that is read for each call, because Kubernetes replaces it.
@@ -39,8 +37,6 @@ class KubernetesActuator:
 
     def __init__(
         self,
-        namespace: str = "",
-        deployments: Mapping[str, str] = DEPLOYMENTS,
         *,
         most: FleetShape,
         api_url: str = API_URL,
@@ -48,7 +44,6 @@ class KubernetesActuator:
         ca_file: Path = SERVICE_ACCOUNT / "ca.crt",
     ) -> None:
         self._api = HttpApi("the API server", api_url, setting="api_url", ca_file=str(ca_file))
-        self._given_namespace, self._deployments = namespace, dict(deployments)
         self._most, self._token_file = most, token_file
 
     async def most(self) -> FleetShape:
@@ -58,7 +53,7 @@ class KubernetesActuator:
             InvalidInput: a Deployment is not there, or is not ours to scale; names the setting.
             NotReady: the API server cannot be reached, or does not know us.
         """
-        for side, deployment in self._deployments.items():
+        for side, deployment in DEPLOYMENTS.items():
             await self._scale_of(side, deployment)
         return self._most
 
@@ -71,7 +66,7 @@ class KubernetesActuator:
         """
         found = {
             side: _replicas(await self._scale_of(side, deployment))
-            for side, deployment in self._deployments.items()
+            for side, deployment in DEPLOYMENTS.items()
         }
         return FleetShape(**found)
 
@@ -82,7 +77,7 @@ class KubernetesActuator:
             InvalidInput: a Deployment is not there, or is not ours to scale; names the setting.
             NotReady: the API server cannot be reached, refuses, or does not know us.
         """
-        for side, deployment in self._deployments.items():
+        for side, deployment in DEPLOYMENTS.items():
             await self._bring(side, deployment, getattr(wanted, side))
 
     async def close(self) -> None:
@@ -127,7 +122,7 @@ class KubernetesActuator:
         return await self._api.call(method, path, patch, headers=headers)
 
     def _namespace(self) -> str:
-        return self._given_namespace or _read(self._token_file.parent / "namespace")
+        return _read(self._token_file.parent / "namespace")
 
     def _require(self, answer: HttpAnswer, side: str, deployment: str, verb: str) -> None:
         """Raise the error that names what to mend, unless the call has succeeded."""
@@ -139,14 +134,14 @@ class KubernetesActuator:
             )
         if answer.status == 403:
             raise InvalidInput(
-                "scaling_kubernetes_namespace",
+                "scaling_actuator",
                 f"the service account may not {verb} the scale of {where}: bind a Role with get "
                 f"and patch on deployments/scale to it ({answer.message})",
             )
         if answer.status == 404:
             raise InvalidInput(
-                f"scaling_kubernetes_{side}",
-                f"there is no {where}: name the one that runs this side ({answer.message})",
+                "scaling_actuator",
+                f"there is no {where}: make one, whose pods run this side ({answer.message})",
             )
         if answer.status != 200:
             raise NotReady(

@@ -39,14 +39,7 @@ def _compose(parts: ActuatorParts) -> Actuator:
 def _kubernetes(parts: ActuatorParts) -> Actuator:
     from moesaic.services.scheduler.scaling.actuators.kubernetes import KubernetesActuator
 
-    settings = parts.settings
-    deployments = {
-        "attention": settings.scaling_kubernetes_attention,
-        "experts": settings.scaling_kubernetes_experts,
-    }
-    return KubernetesActuator(
-        settings.scaling_kubernetes_namespace, deployments, most=_most(settings)
-    )
+    return KubernetesActuator(most=_most(parts.settings))
 
 
 def _most(settings: SchedulerSettings) -> FleetShape:
