@@ -81,12 +81,8 @@ async def tell_profiles(bus: Bus, profiler: Profiler, interval_s: float) -> None
     """Tell the scheduler of every interval, for ever; without Redis nobody hears of it."""
     while True:
         await asyncio.sleep(interval_s)
-        window = profiler.window()
-        metrics.MEMORY_USED.set(window.memory_used_bytes)
-        metrics.MEMORY_LIMIT.set(window.memory_limit_bytes)
-        metrics.SLOTS.set(window.num_slots)
         with suppress(PeerLost):
-            await bus.append(STREAM, window, max_entries=KEPT)
+            await bus.append(STREAM, profiler.window(), max_entries=KEPT)
 
 
 def _totals() -> dict[str, float]:

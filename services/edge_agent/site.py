@@ -215,7 +215,6 @@ def _open_files(host: ExpertHost, config: ModelConfig, plan: MemoryPlan) -> File
         host.files.bring(LoadPace()),
         config.moe_layers,
         config.moe.num_experts,
-        host.files.expert_bytes,
         plan.num_cached,
     )
 

@@ -88,7 +88,6 @@ loop_lag_s = Histogram(
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
 )
 inflight = Gauge("moesaic_inflight", "Requests in the house")
-batches = Gauge("moesaic_batches_running", "Batches that this process carries out")
 rejections = Counter("moesaic_admission_rejections", "Requests refused before any work", ["reason"])
 truncations = Counter(
     "moesaic_stream_truncations",

@@ -17,18 +17,11 @@ _busiest = Gauge(
 )
 
 
-_local_share = Gauge(
-    "moesaic_local_share",
-    "edge agents: part of choices under the epoch in force whose experts are at their own site",
-)
-
-
 async def measure_sites(profiles: SiteProfiles, decisions: DecisionLog, current: Placement) -> None:
     """Log how local the epoch in force is, and what other sites cost, with the decision that led to it."""
     served, outcome = profiles.served(current.epoch), decisions.outcome_of(current.epoch)
     if not served.choices:
         return
-    _local_share.set(served.local / served.choices)
     if outcome and served.choices >= max(FIRST_CHOICES, 2 * outcome.measured_choices):
         await decisions.note_outcome(
             DecisionOutcome(

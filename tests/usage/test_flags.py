@@ -1,4 +1,3 @@
-import sys
 from typing import Literal
 
 import pytest
@@ -63,12 +62,9 @@ def test_what_cannot_be_read_is_named(line: str, says: str) -> None:
     assert str(wrong.value) == says
 
 
-@pytest.mark.parametrize("rich", [True, False])
 def test_the_help_names_every_flag_in_its_group(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, rich: bool
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not rich:
-        monkeypatch.setitem(sys.modules, "rich", None)
     monkeypatch.setenv("COLUMNS", "80")
 
     print_help("told", "It is told.", FLAGS)

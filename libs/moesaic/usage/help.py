@@ -1,7 +1,6 @@
-"""Help about a service's flags, grouped, in the style of the ``moesaic`` command.
+"""Help about a service's flags, grouped: plain text, as the containers of services have no rich.
 
-It needs only the flags, since the libraries of a service take seconds to load. Without rich, as in
-the containers of services, it is plain text.
+It needs only the flags, since the libraries of a service take seconds to load.
 """
 
 import shutil
@@ -40,49 +39,10 @@ def print_help(program: str, about: str, flags: Sequence[Flag]) -> None:
         groups.setdefault(flag.group, []).append(flag)
     shown = list(groups.items())
     shown[-1][1].append(HELP)
-    try:
-        import rich  # noqa: F401  # only whether it is there
-    except ImportError:
-        _print_plain(program, about, shown)
-    else:
-        _print_rich(program, about, shown)
-
-
-def _print_rich(program: str, about: str, groups: Sequence[tuple[str, list[Flag]]]) -> None:
-    from rich.console import Console
-    from rich.padding import Padding
-    from rich.panel import Panel
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console(highlight=False)
-    console.print()
-    usage = Text.assemble(" ", ("Usage: ", "yellow"), (program, "bold"), " [OPTIONS]")
-    console.print(usage)
-    console.print()
-    console.print(Padding(f"{about}\n\n[dim]{SOURCES}[/]", (0, 1)))
-    console.print()
-    # One width for all groups, so that their columns stand below each other.
-    width = max(len(_names(flag)) for _, members in groups for flag in members)
-    for title, members in groups:
-        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1), expand=True)
-        table.add_column(style="bold cyan", no_wrap=True, min_width=width)
-        table.add_column(ratio=1, overflow="fold")
-        for flag in members:
-            text = Text.assemble(
-                (f"{_form(flag)} " if flag.form else "", "bold yellow"), flag.description
-            )
-            text.append(f" {_default(flag)}" if _default(flag) else "", "dim")
-            text.append(" [required]" if flag.required else "", "dim red")
-            table.add_row(Text(_names(flag)), text)
-        console.print(Panel(table, title=title, title_align="left", border_style="dim"))
-
-
-def _print_plain(program: str, about: str, groups: Sequence[tuple[str, list[Flag]]]) -> None:
     width = max(40, shutil.get_terminal_size((100, 0)).columns - 1)
     print(f"Usage: {program} [OPTIONS]\n\n{about}\n")
     print(textwrap.fill(SOURCES, width))
-    for title, members in groups:
+    for title, members in shown:
         print(f"\n{title}:")
         for flag in members:
             required = "[required]" if flag.required else ""

@@ -12,7 +12,6 @@ from starlette.types import ASGIApp
 from moesaic.batch.requests import BatchRequest
 from moesaic.batch.results import Result, RouteAnswer, answered, unanswered
 from moesaic.batch.retries import BUSY_STATUSES, retry_wait_s
-from moesaic.services.gateway import metrics
 from moesaic.services.gateway.access.tenants import Tenant
 from moesaic.services.gateway.batches.carry import Carrier
 from moesaic.services.gateway.batches.within import InnerAnswer, after_others, post_within
@@ -82,7 +81,6 @@ class BatchRunner:
                 self._running[batch] = tasks.create_task(self._carry(batch, claim))
             else:
                 claim.close()
-        metrics.batches.set(len(self._running))
 
     async def _carry(self, batch: Unfinished, claim: ExitStack) -> None:
         with claim:

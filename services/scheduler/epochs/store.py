@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import grpc
 import structlog
-from prometheus_client import Counter, Gauge
+from prometheus_client import Gauge
 
 from moesaic.cluster.leadership import Leadership
 from moesaic.cluster.placement_view import (
@@ -30,7 +30,6 @@ MOST_AHEAD = 1 << 32  # of a stored epoch; a placement a second takes a century
 _KEEP_OLD_S = 3600  # how long the document of the epoch before can still be read
 
 _epoch = Gauge("moesaic_placement_epoch", "epoch of the committed placement")
-_republished = Counter("moesaic_placement_republished", "times Redis had lost the placement")
 
 
 class EpochStore:
@@ -104,7 +103,6 @@ class EpochStore:
         counter = b"%d" % max(last, current.epoch, self._given_out)
         values = {**self._documents(current), _COUNTER: counter}
         await self.write({POINTER: pointer, _COUNTER: stored}, values)
-        _republished.inc()
         log.warning("placement.republished", epoch=current.epoch)
         await self._bus.append(STREAM, PlacementHint(epoch=current.epoch))
 

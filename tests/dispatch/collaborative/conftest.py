@@ -61,8 +61,8 @@ class Sites:
         peers, meter = Peers(dialling, TIMEOUT_S), ActivationMeter(num_experts)
         files = None
         if with_files:
-            bring, nbytes = host.files.bring(LoadPace()), host.files.expert_bytes
-            files = FileCache(bring, config.moe_layers, num_experts, nbytes, 4)
+            bring = host.files.bring(LoadPace())
+            files = FileCache(bring, config.moe_layers, num_experts, 4)
         gates = load_gates(self.checkpoint, config, FP32, CPU)
         rung_of = LogicalExperts(self.checkpoint, config).layer_rung
         parts = SiteParts(host.epochs, gates, peers, files, rung_of, meter)

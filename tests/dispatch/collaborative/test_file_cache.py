@@ -24,7 +24,7 @@ class Files:
 
 def opened(capacity: int) -> tuple[FileCache, Files]:
     files = Files()
-    return FileCache(files.bring, [0, 1], 10, 100, capacity), files
+    return FileCache(files.bring, [0, 1], 10, capacity), files
 
 
 async def test_what_was_read_is_kept_while_there_is_room() -> None:

@@ -1,8 +1,9 @@
 """The policy of brownout, the decisions under it and the state of workers, for people and for programs."""
 
 import asyncio
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
+
+from moesaic.cli.clients.decisions import as_dict, when
 
 if TYPE_CHECKING:
     from moesaic.v1 import scheduler_pb2 as pb
@@ -25,7 +26,6 @@ async def brownout_of_workers(scheduler: str) -> dict[str, dict[str, Any]]:
 
 async def _brownout_of(address: str) -> dict[str, Any] | None:
     from moesaic.cli.clients.credentials import answer_if_any
-    from moesaic.cli.clients.decisions import as_dict
     from moesaic.v1 import attention_pb2, attention_pb2_grpc
 
     stub, request = attention_pb2_grpc.AttentionServiceStub, attention_pb2.GetLoadRequest()
@@ -69,7 +69,7 @@ def decision_row(decision: "pb.BrownoutDecision") -> tuple[object, ...]:
         return "" if found == [None, None] else " / ".join(map(_seconds, found))
 
     return (
-        datetime.fromtimestamp(decision.at, UTC).strftime("%m-%d %H:%M:%S"),
+        when(decision),
         decision.worker_id,
         f"{decision.prefill_before:.2f} -> {decision.prefill:.2f}",
         f"{decision.decode_before:.2f} -> {decision.decode:.2f}",

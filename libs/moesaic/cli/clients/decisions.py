@@ -1,7 +1,10 @@
 """Decisions and plans of the scheduler, for people and for programs."""
 
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
+
+from moesaic.cli.terminal.console import print_entries
 
 if TYPE_CHECKING:
     from moesaic.v1 import scheduler_pb2 as pb
@@ -24,9 +27,24 @@ def as_dict(message: Any) -> dict[str, Any]:
     return numbered
 
 
+def print_decisions(
+    columns: Sequence[str],
+    row: Callable[[Any], tuple[object, ...]],
+    note: Callable[[Any], str],
+    decisions: Iterable[Any],
+) -> None:
+    """Print a table of decisions, each with a note below it."""
+    listed = list(decisions)
+    print_entries(columns, list(map(row, listed)), list(map(note, listed)))
+
+
+def when(decision: Any, form: str = "%m-%d %H:%M:%S") -> str:
+    """Write the time of a decision, in UTC."""
+    return datetime.fromtimestamp(decision.at, UTC).strftime(form)
+
+
 def decision_row(decision: "pb.Decision") -> tuple[object, ...]:
     """A decision for a table with ``COLUMNS``, which fits into 80 columns."""
-    when = datetime.fromtimestamp(decision.at, UTC).strftime("%m-%d %H:%M")
     epoch = f"{decision.epoch_before} kept"
     if decision.adopted:
         epoch = str(decision.epoch or ("failed" if decision.failure else "under way"))
@@ -39,7 +57,8 @@ def decision_row(decision: "pb.Decision") -> tuple[object, ...]:
         predicted = f"{shares[0]:.0%} -> {shares[1]:.0%} local"
     if decision.HasField("measured_local_share"):
         measured = f"{decision.measured_local_share:.0%} local"
-    return when, decision.cause, epoch, decision.policy, decision.moves, predicted, measured
+    at = when(decision, "%m-%d %H:%M")
+    return at, decision.cause, epoch, decision.policy, decision.moves, predicted, measured
 
 
 def decision_note(decision: "pb.Decision") -> str:

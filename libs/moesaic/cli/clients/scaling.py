@@ -1,7 +1,8 @@
 """The policy of scaling, what is and what is wanted, and decisions; for people."""
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
+
+from moesaic.cli.clients.decisions import when
 
 if TYPE_CHECKING:
     from moesaic.v1 import scheduler_pb2 as pb
@@ -58,7 +59,7 @@ def decision_row(decision: "pb.ScalingDecision") -> tuple[object, ...]:
     predicted = f"{forecast.attainment:.0%} in time" if decision.HasField("forecast") else ""
     known = decision.HasField("measured_attainment")
     return (
-        datetime.fromtimestamp(decision.at, UTC).strftime("%m-%d %H:%M:%S"),
+        when(decision),
         decision.cause,
         shape_text(decision.before),
         shape_text(decision.wanted),

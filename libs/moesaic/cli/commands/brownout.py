@@ -10,7 +10,7 @@ from moesaic.cli.clients.scheduler import (
     print_policy,
     scheduler_address,
 )
-from moesaic.cli.terminal.console import print_entries, print_json, print_table
+from moesaic.cli.terminal.console import print_json, print_table
 from moesaic.cli.terminal.options import JsonOption, SchedulerOption, sets
 from moesaic.messages.brownout import BrownoutPolicy
 
@@ -23,7 +23,7 @@ app = typer.Typer(
 def show(scheduler: SchedulerOption = "", as_json: JsonOption = False) -> None:
     """Show the policy in force, the state of each attention worker, and the last decisions."""
     from moesaic.cli.clients import brownout as client
-    from moesaic.cli.clients.decisions import as_dict
+    from moesaic.cli.clients.decisions import as_dict, print_decisions
     from moesaic.v1 import scheduler_pb2 as pb
 
     address = scheduler_address(scheduler)
@@ -40,12 +40,8 @@ def show(scheduler: SchedulerOption = "", as_json: JsonOption = False) -> None:
     print(client.policy_text(found.policy))
     rows = [client.worker_row(name, state) for name, state in workers.items()]
     print_table(client.WORKER_COLUMNS, rows)
-    decisions = list(found.decisions)
-    print_entries(
-        client.DECISION_COLUMNS,
-        [client.decision_row(decision) for decision in decisions],
-        [client.decision_note(decision) for decision in decisions],
-    )
+    columns, row, note = client.DECISION_COLUMNS, client.decision_row, client.decision_note
+    print_decisions(columns, row, note, found.decisions)
 
 
 @app.command("set")

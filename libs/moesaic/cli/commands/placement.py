@@ -13,7 +13,7 @@ from moesaic.cli.clients.scheduler import (
     calling,
     scheduler_address,
 )
-from moesaic.cli.terminal.console import print_entries, print_json, print_table, say
+from moesaic.cli.terminal.console import print_json, print_table, say
 from moesaic.cli.terminal.options import JsonOption, SchedulerOption, valid_text
 from moesaic.cli.terminal.outcome import CommandError, Exit, using
 
@@ -32,7 +32,13 @@ PolicyOption = Annotated[
 @app.command()
 def show(scheduler: SchedulerOption = "", as_json: JsonOption = False) -> None:
     """Show the placement in force, its policy, and the last decisions."""
-    from moesaic.cli.clients.decisions import COLUMNS, as_dict, decision_note, decision_row
+    from moesaic.cli.clients.decisions import (
+        COLUMNS,
+        as_dict,
+        decision_note,
+        decision_row,
+        print_decisions,
+    )
     from moesaic.cli.clients.fleet import placement_facts
     from moesaic.cli.commands.status import experts_text
     from moesaic.v1 import scheduler_pb2 as pb
@@ -57,13 +63,8 @@ def show(scheduler: SchedulerOption = "", as_json: JsonOption = False) -> None:
         print(f"policy {decided.policy}" + (f"; pinned: {pins}" if pins else ""))
         for wait in waits:
             print(f"waiting for: {wait}")
-        decisions = list(decided.decisions)
         print()
-        print_entries(
-            COLUMNS,
-            [decision_row(decision) for decision in decisions],
-            [decision_note(decision) for decision in decisions],
-        )
+        print_decisions(COLUMNS, decision_row, decision_note, decided.decisions)
     if placement is None:
         raise CommandError("no placement is committed yet", Exit.UNHEALTHY)
 

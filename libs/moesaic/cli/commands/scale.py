@@ -10,7 +10,7 @@ from moesaic.cli.clients.scheduler import (
     print_policy,
     scheduler_address,
 )
-from moesaic.cli.terminal.console import print_entries, print_json, print_table, say
+from moesaic.cli.terminal.console import print_json, print_table, say
 from moesaic.cli.terminal.options import JsonOption, SchedulerOption, sets, valid_text
 from moesaic.cli.terminal.outcome import CommandError, Exit, correcting
 from moesaic.messages.scaling import ScalingPolicy
@@ -27,7 +27,7 @@ app = typer.Typer(help="Numbers of attention and of expert workers.", no_args_is
 def show(scheduler: SchedulerOption = "", as_json: JsonOption = False) -> None:
     """Show the policy in force, the numbers that there are and that are wanted, and the last decisions."""
     from moesaic.cli.clients import scaling as client
-    from moesaic.cli.clients.decisions import as_dict
+    from moesaic.cli.clients.decisions import as_dict, print_decisions
     from moesaic.cli.clients.fleet import gather_facts
 
     address = scheduler_address(scheduler)
@@ -48,12 +48,8 @@ def show(scheduler: SchedulerOption = "", as_json: JsonOption = False) -> None:
     print(client.policy_text(found.policy))
     print(client.state_text(found))
     print_table(("worker", "state"), [(one["id"], one["state"]) for one in workers])
-    decisions = list(found.decisions)
-    print_entries(
-        client.DECISION_COLUMNS,
-        [client.decision_row(decision) for decision in decisions],
-        [client.decision_note(decision) for decision in decisions],
-    )
+    columns, row, note = client.DECISION_COLUMNS, client.decision_row, client.decision_note
+    print_decisions(columns, row, note, found.decisions)
 
 
 @app.command()

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from moesaic.dispatch.contract import Step
-from moesaic.dispatch.gathered import metrics
 from moesaic.dispatch.gathered.peers import PEER_EVENTS, Peer
 from moesaic.dispatch.links import DialledLinks
 from moesaic.errors import (
@@ -108,7 +107,6 @@ class AllToAllDispatcher:
         self._dialled.keep(others)
         for peer in others:
             self._dialled.dial(peer)
-        metrics.PEERS.set(self._dialled.num_alive)
 
     @property
     def waiting_for(self) -> list[str]:
@@ -186,7 +184,6 @@ class AllToAllDispatcher:
         ]
 
     def _take(self, peer: Peer, link: Link | None) -> None:
-        metrics.PEERS.set(self._dialled.num_alive)
         if link is None:
             return
         self._links[peer.share.index] = link

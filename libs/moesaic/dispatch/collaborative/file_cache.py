@@ -13,19 +13,11 @@ from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
-from prometheus_client import Counter, Gauge
 
 from moesaic.experts.loaded import Bring, LoadedExpert
 
 HALVE_AFTER = 64  # choices of each expert, in the mean over all
 LOAD_WEIGHS = 0.2  # in the mean time of loads
-
-LOOKS = Counter(
-    "moesaic_file_cache_looks",
-    "Experts that were wanted from this machine's files: in memory already (hit) or not (miss)",
-    ["outcome"],
-)
-HELD_BYTES = Gauge("moesaic_file_cache_bytes", "Memory of experts that were read from files")
 
 Key = tuple[int, int]  # decoder layer, weights id
 
@@ -43,7 +35,6 @@ class FileCache:
         bring: Bring,
         layers: Sequence[int],
         num_experts: int,
-        expert_bytes: int,
         capacity: int,
     ) -> None:
         """Keep nothing yet.
@@ -52,11 +43,10 @@ class FileCache:
             bring: reads one expert, on a thread of its own.
             layers: decoder layers with experts.
             num_experts: of each.
-            expert_bytes: memory of one.
             capacity: experts that may be kept.
         """
         self.capacity, self.load_s = capacity, 0.0
-        self._bring, self._expert_bytes = bring, expert_bytes
+        self._bring = bring
         self._row_of = {layer: idx for idx, layer in enumerate(layers)}
         self._wanted: NDArray[np.float64] = np.zeros((len(layers), num_experts))
         self._since_halved = 0
@@ -90,8 +80,6 @@ class FileCache:
             CheckpointError: one cannot be read.
         """
         missing = [expert for expert in experts if (layer, expert) not in self._held]
-        LOOKS.labels("hit").inc(len(experts) - len(missing))
-        LOOKS.labels("miss").inc(len(missing))
         found = {e: self._held[layer, e] for e in experts if (layer, e) in self._held}
         if missing:
             started = time.monotonic()
@@ -108,14 +96,12 @@ class FileCache:
         """Forget experts, such as those that have a slot now."""
         for key in keys:
             self._held.pop(key, None)
-        self._tell()
 
     def resize(self, capacity: int) -> None:
         """Keep at most so many experts from now on, those that are wanted most."""
         self.capacity = capacity
         while len(self._held) > capacity:
             del self._held[self._least()]
-        self._tell()
 
     def _admit(self, key: Key, loaded: LoadedExpert) -> None:
         if len(self._held) >= self.capacity:
@@ -124,7 +110,6 @@ class FileCache:
                 return
             del self._held[least]
         self._held[key] = loaded
-        self._tell()
 
     def _least(self) -> Key:
         return min(self._held, key=lambda key: (self._worth(key), key))
@@ -134,9 +119,6 @@ class FileCache:
         layer, expert = key
         counts = self._wanted[self._row_of[layer]]
         return float(counts[expert]) if expert < len(counts) else float(counts.max())
-
-    def _tell(self) -> None:
-        HELD_BYTES.set(len(self._held) * self._expert_bytes)
 
 
 def _read(bring: Bring, layer: int, experts: Sequence[int]) -> list[LoadedExpert]:

@@ -30,9 +30,3 @@ LINK_BYTES_PER_S = Gauge(
 PEER_ROW_S = Gauge(
     "moesaic_site_peer_row_seconds", "Queue and computation of one row at another site", ["peer"]
 )
-MEMORY_USED = Gauge(
-    "moesaic_site_memory_used_bytes",
-    "Memory of this agent on top of what the process had before it loaded the model",
-)
-MEMORY_LIMIT = Gauge("moesaic_site_memory_limit_bytes", "Limit of that memory; 0: none")
-SLOTS = Gauge("moesaic_site_slots", "Experts that a placement may put here, over all layers")

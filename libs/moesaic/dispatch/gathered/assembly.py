@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from moesaic.dispatch.gathered import metrics
 from moesaic.dispatch.gathered.dispatcher import GatheredDispatcher
 from moesaic.dispatch.gathered.holders import Linked, ShareHolders
 from moesaic.dispatch.gathered.mover import Mover
@@ -109,7 +108,6 @@ async def assemble(
             mover.start,
             _rungs(plan, files, budget_bytes),
         )
-        metrics.MEMORY_BYTES.set(plan.total_bytes)
         digest = digests[plan.share]
         server = PullServer(plan.gathered_layers, plan.held.layer_bytes, shard, digest, reader)
         yield GatheredParts(plan, dispatcher, mover, shard, server, holders)

@@ -169,7 +169,6 @@ class GatheredDispatcher:
             await fill.ended()
             waited_s = time.perf_counter() - begun
             self._waits[layer].inc(waited_s)
-            metrics.LATE_LAYERS.inc()
         fill.done.result()  # raises the error of the fill
         self._layers[layer].inc()
         self._stamps.append((entered, waited_s))

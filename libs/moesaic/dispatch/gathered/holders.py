@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from moesaic.dispatch.gathered import metrics
 from moesaic.dispatch.gathered.peers import PEER_EVENTS, Peer
 from moesaic.dispatch.gathered.plan import GatherPlan
 from moesaic.dispatch.links import DialledLinks
@@ -69,7 +68,6 @@ class Linked:
         self._links.keep(peers)
         for peer in peers:
             self._links.dial(peer)
-        metrics.PEERS.set(self._links.num_alive)
         for gone in [peer for peer in self._sources if peer not in peers]:
             del self._sources[gone]
         self.change()
@@ -92,7 +90,6 @@ class Linked:
         await self._links.close()
 
     def _dialled(self, peer: Peer, link: Link | None) -> None:
-        metrics.PEERS.set(self._links.num_alive)
         if link is None:
             return
         digest = self._digests[peer.share]

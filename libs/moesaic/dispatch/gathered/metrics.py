@@ -8,7 +8,6 @@ WAIT_SECONDS = Counter(
     ["layer"],
 )
 LAYERS = Counter("moesaic_gather_layers", "Layers computed with gathered experts", ["layer"])
-LATE_LAYERS = Counter("moesaic_gather_late_layers", "Those whose experts were not there yet")
 GATHERED_BYTES = Counter(
     "moesaic_gather_fetched_bytes", "Packed experts that came, by where from", ["source"]
 )
@@ -23,8 +22,6 @@ FAILED_PULLS = Counter(
 DAMAGED_PULLS = Counter(
     "moesaic_gather_damaged_pulls", "Those of them whose bytes were not as when they were digested"
 )
-MEMORY_BYTES = Gauge("moesaic_gather_planned_bytes", "Memory planned for routed experts")
-PEERS = Gauge("moesaic_gather_peers", "Peers whose experts can be pulled")
 HIDING_ROWS = Gauge(
     "moesaic_gather_hiding_rows", "Rows of a step whose computing hides the transfers"
 )
