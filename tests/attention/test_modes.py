@@ -24,7 +24,7 @@ def test_no_mode_is_named_outside_the_files_of_modes(name: str) -> None:
     files = [*(LIBRARY / "services" / "attention").glob("*.py")]
     elsewhere = [file.name for file in files if f'"{name}"' in file.read_text()]
 
-    assert elsewhere == ["settings.py"]
+    assert elsewhere == []
 
 
 def test_services_open_their_networks_in_one_place() -> None:
@@ -35,7 +35,7 @@ def test_services_open_their_networks_in_one_place() -> None:
     assert opening == {"opening.py"}
 
 
-TOO_LITTLE = ({"max_expert_bytes": 1}, r"max.expert.bytes")
+TOO_LITTLE = ({"expert_memory_bytes": 1}, r"expert.memory.bytes")
 NO_SUCH_SHARE = ({"share": "2/2"}, "the first of two")
 NO_ROWS_TRAVEL = ({"wire_dtype": "int8"}, "--wire-dtype belongs to --dispatch routed, got")
 SHARES = ({"share": "0/2"}, {"share": "1/2"})

@@ -223,7 +223,7 @@ def test_the_limit_and_default_labels_hold(ask: Run, server: Server, house: Path
 
     done = ask(
         "classify", "--file", "rows.jsonl", "--labels", "cat,dog", "--limit", "4",
-        "--url", server.url, "--json", "--verbose",
+        "--url", server.url, "--json",
     )  # fmt: skip
 
     summary = json.loads(done.stdout)

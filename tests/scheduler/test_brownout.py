@@ -122,7 +122,8 @@ async def test_commands_show_and_set_the_policy(suite: Any) -> None:
     await scheduler.until("leader.changed", leads=True)
     await suite.bus.append(DECISIONS, DECIDED)
 
-    changes = ("--mode", "auto", "--slo-ttft", "0.5", "--min-threshold", "0.25")
+    changes = ("--mode", "auto", "--slo-ttft", "0.5", "--min-prefill-threshold", "0.25")
+    changes += ("--min-decode-threshold", "0.25")
     code, said, _ = await run(address, "brownout", "set", *changes)
     assert (code, said) == (
         0,

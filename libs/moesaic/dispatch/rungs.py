@@ -76,7 +76,7 @@ class RungLoader:
         first, num_united = self._num_experts, rung.num_united(self._num_experts)
         if self._most is not None and (needed := num_united * len(self._layers)) > self._most:
             raise InvalidInput(
-                "max_expert_bytes",
+                "expert_memory_bytes",
                 f"leaves room for {self._most} united experts, and way {rung.way} has {needed}; give more "
                 "memory, or set a larger way",
             )

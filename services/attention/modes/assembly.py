@@ -89,7 +89,7 @@ def plan_experts(
         layout_of(config, held_dtype(settings, config), settings.quantization).nbytes,
         share=share,
         offload=settings.offload,
-        budget_bytes=settings.max_expert_bytes,
+        budget_bytes=settings.expert_memory_bytes,
     )
     log.info(
         "gather.planned",
@@ -137,7 +137,7 @@ async def with_experts(
         directory=Path(settings.offload_dir or cache_directory()),
         network=network.network if network else None,
         timeout_s=settings.expert_timeout_s,
-        budget_bytes=settings.max_expert_bytes,
+        budget_bytes=settings.expert_memory_bytes,
     )
     return Gathered(await worker.process.enter(assembling), mover)
 

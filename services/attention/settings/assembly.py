@@ -19,7 +19,7 @@ class AssemblySettings(ModeSettings):
     offload_dir: str = Field(
         "", description="directory of that file (default: the user's cache directory)"
     )
-    max_expert_bytes: int = Field(
+    expert_memory_bytes: int = Field(
         0,
         ge=0,
         description="refuse to start if gathered or offloaded experts need more memory; 0: no limit",

@@ -81,7 +81,7 @@ def test_a_wrong_redis_url_is_named(tmp_path: Path, demo: Path, url: str) -> Non
     ("flags", "said_of_it"),
     [
         (("--topology", "edge", "--memory", "10M,40M,80M"), "memory_bytes: leaves no room"),
-        (("--topology", "gathered", "--max-expert-bytes=9"), "max_expert_bytes: 9 bytes"),
+        (("--topology", "gathered", "--expert-memory-bytes=9"), "expert_memory_bytes: 9 bytes"),
     ],
 )
 def test_memory_that_is_never_enough_ends_the_suite_at_once(

@@ -45,7 +45,7 @@ def show(scheduler: SchedulerOption = "", as_json: JsonOption = False) -> None:
 
 
 @app.command("set")
-@sets(BrownoutPolicy, min_threshold=("min_prefill_threshold", "min_decode_threshold"))
+@sets(BrownoutPolicy)
 def set_policy(
     values: dict[str, Any], scheduler: SchedulerOption = "", as_json: JsonOption = False
 ) -> None:

@@ -38,7 +38,6 @@ def classify(
     out: Annotated[Path | None, typer.Option(help="Write one result per row to this file.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, max=1024, help="Requests at once.")] = 16,
     limit: Annotated[int | None, typer.Option(min=1, help="Classify only the first rows.")] = None,
-    verbose: Annotated[bool, typer.Option(help="Table of the labels, with --file.")] = False,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -60,7 +59,7 @@ def classify(
             run.over(file, names, limit, out)
         finally:  # also what was done before Ctrl-C
             if run.started:
-                _report(run, verbose, as_json)
+                _report(run, as_json)
     elif len(names) < (1 if method == "multi" else 2):
         fix = "give at least two, separated by commas; --method multi also takes one"
         raise CommandError(f"--labels: {fix}", Exit.USAGE)
@@ -84,7 +83,7 @@ def _classify_text(url: str, request: dict[str, Any], as_json: bool) -> None:
         print_table(("label", "probability"), rows)
 
 
-def _report(run: "RowsRun", verbose: bool, as_json: bool) -> None:
+def _report(run: "RowsRun", as_json: bool) -> None:
     """Print the counts of a run."""
     tally = run.tally
     rows_per_s = tally.answered / run.elapsed_s if run.elapsed_s else 0.0
@@ -97,25 +96,6 @@ def _report(run: "RowsRun", verbose: bool, as_json: bool) -> None:
         low, high = tally.interval
         interval = f"95 % interval {low:.4f} to {high:.4f}"
         print(f"accuracy {tally.accuracy:.4f} ({interval}) on {tally.judged} rows")
-    if verbose:
-        print_table(
-            ("label", "rows", "predicted", "correct", "recall", "precision"),
-            [
-                (
-                    name,
-                    c.rows,
-                    c.predicted,
-                    c.correct,
-                    _rate_text(c.recall),
-                    _rate_text(c.precision),
-                )
-                for name, c in sorted(tally.labels.items())
-            ],
-        )
-
-
-def _rate_text(rate: float | None) -> str:
-    return "-" if rate is None else f"{rate:.3f}"
 
 
 def _summary(tally: "RowsTally", rows_per_s: float, elapsed_s: float) -> dict[str, Any]:

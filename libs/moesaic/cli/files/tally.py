@@ -14,16 +14,6 @@ class LabelCount:
     predicted: int = 0
     correct: int = 0
 
-    @property
-    def recall(self) -> float | None:
-        """Fraction of its rows that were found; None without rows."""
-        return self.correct / self.rows if self.rows else None
-
-    @property
-    def precision(self) -> float | None:
-        """Fraction of its predictions that were right; None without predictions."""
-        return self.correct / self.predicted if self.predicted else None
-
 
 @dataclass
 class RowsTally:

@@ -81,12 +81,11 @@ def taken_fields(model: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return {name: each for name, each in fields.items() if hasattr(each.annotation, "__metadata__")}
 
 
-def sets(policy: type, **joint: tuple[str, ...]) -> Callable[[Command], Command]:
+def sets(policy: type) -> Callable[[Command], Command]:
     """Give a command the fields of a policy as options; those that are given come as ``values``, by field.
 
     Args:
         policy: an ``Order`` that says under ``Attributes`` what each field of its own means.
-        joint: further options, each for several fields at once; that of a field alone comes before it.
     """
     meanings = dict(
         re.findall(r"^ {8}(\w+): (.+(?:\n {9,}.+)*)", policy.__doc__ or "", re.MULTILINE)
@@ -107,19 +106,8 @@ def sets(policy: type, **joint: tuple[str, ...]) -> Callable[[Command], Command]
             kind: Any = Annotated[(str if words else each.annotation) | None, mark]
             made[name] = each.replace(annotation=kind, default=None)
 
-    for name, fields in joint.items():
-        flags = " and ".join(f"--{field.replace('_', '-')}" for field in fields)
-        kind = Annotated[float | None, typer.Option(help=f"{flags} at once.")]
-        made[name] = made[fields[0]].replace(name=name, annotation=kind)
-
     def decorate(command: Command) -> Command:
         def change(*, values: dict[str, Any], **others: Any) -> None:
-            for name, fields in joint.items():
-                both = dict.fromkeys(fields, values.pop(name))
-                values |= {
-                    field: value if values[field] is None else values[field]
-                    for field, value in both.items()
-                }
             changes = {name: value for name, value in values.items() if value is not None}
             for name, value in changes.items():
                 if type(value) is int and not 0 <= value <= LARGEST:

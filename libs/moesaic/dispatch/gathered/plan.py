@@ -139,7 +139,7 @@ def plan_gather(
     if not budget_bytes or plan.total_bytes <= budget_bytes:
         return plan
     raise UnusableSettings(
-        "max_expert_bytes",
+        "expert_memory_bytes",
         f"{budget_bytes} bytes were given, {plan.total_bytes} are needed: "
         f"{plan.layer_bytes} for the first layer, {plan.shard_bytes} for the own share, "
         f"{plan.ring_bytes} for {plan.num_buffers} layers on their way, {plan.message_bytes} for "
