@@ -31,12 +31,10 @@ def kv_blocks_of(settings: AttentionSettings, config: ModelConfig) -> int:
     """
     numbers = numbers_for(settings, config)
     block_bytes = BLOCK_SIZE * kv_bytes(config, numbers)
-    memory_bytes = settings.kv_memory_bytes
-    if not memory_bytes:
-        rows = settings.max_num_batched_tokens
-        step = step_bytes(config, numbers, rows, min(rows, settings.max_num_seqs))
-        left = max(0, _free_bytes(device_named(settings.device)) - step)
-        memory_bytes = int(settings.kv_memory_fraction * left)
+    rows = settings.max_num_batched_tokens
+    step = step_bytes(config, numbers, rows, min(rows, settings.max_num_seqs))
+    left = max(0, _free_bytes(device_named(settings.device)) - step)
+    memory_bytes = int(settings.kv_memory_fraction * left)
     if settings.device == "cpu":
         memory_bytes //= settings.tensor_parallel
     num_blocks = settings.kv_blocks or blocks_within(

@@ -61,9 +61,6 @@ class AttentionSettings(
     kv_blocks: int = Field(
         0, ge=0, le=1 << 22, description="KV blocks of 16 tokens each; 0: as many as memory allows"
     )
-    kv_memory_bytes: int = Field(
-        0, ge=0, le=1 << 50, description="memory for KV blocks; 0: --kv-memory-fraction of it"
-    )
     kv_memory_fraction: float = Field(
         0.5,
         gt=0,

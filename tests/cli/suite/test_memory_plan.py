@@ -27,6 +27,7 @@ from moesaic.cli.suite.processes import services_of
 from moesaic.cli.suite.service_settings import check_settings, given_settings
 from moesaic.cli.terminal.outcome import CommandError
 from moesaic.models.configuration.config import ModelConfig, load_config
+from moesaic.prefix.block_hashes import BLOCK_SIZE
 
 GIB = 1 << 30
 ROOMY = {MACHINE: 64 * GIB}
@@ -125,7 +126,7 @@ def test_workers_are_told_the_kv_of_the_plan(model: Path) -> None:
     options, config, settings = parts_of(options_of(model))
     found = plan_suite(options, config, settings, ROOMY)
     told = kv_environment(found, settings["attention-0"])
-    assert told == {VARIABLE: str(found.kv_tokens * found.kv_token)}
+    assert told == {VARIABLE: str(found.kv_tokens // BLOCK_SIZE)}
 
 
 def test_what_does_not_fit_is_refused_with_the_table_and_what_would(model: Path) -> None:

@@ -9,14 +9,16 @@ from moesaic.cli.suite.memory_plan import MIB, ProcessMemory, Settings, SuiteMem
 from moesaic.cli.suite.options import SuiteOptions
 from moesaic.cli.terminal.outcome import CommandError, Exit
 from moesaic.models.configuration.config import ModelConfig
+from moesaic.models.configuration.sizes import LEAST_KV_TOKENS
+from moesaic.prefix.block_hashes import BLOCK_SIZE
 
 if TYPE_CHECKING:
     from moesaic.settings import ServiceSettings
 
 SMALLER = ("int8", "int4")  # quantisations, as far as services have them
 GIB = 1 << 30
-VARIABLE, EXPERTS_VARIABLE = "MOESAIC_KV_MEMORY_BYTES", "MOESAIC_MAX_EXPERT_BYTES"
-CHOSEN = {"kv_blocks", "kv_memory_bytes", "kv_memory_fraction"}  # settings by which a user decides
+VARIABLE, EXPERTS_VARIABLE = "MOESAIC_KV_BLOCKS", "MOESAIC_MAX_EXPERT_BYTES"
+CHOSEN = {"kv_blocks", "kv_memory_fraction"}  # settings by which a user decides
 
 
 def check_fits(
@@ -197,4 +199,4 @@ def kv_environment(plan: SuiteMemory, settings: "ServiceSettings") -> dict[str, 
     """Give the variable that bounds the KV of attention workers; nothing if the user has bounded it."""
     if settings.model_fields_set & CHOSEN or not plan.kv_tokens:
         return {}
-    return {VARIABLE: str(plan.kv_tokens * plan.kv_token)}
+    return {VARIABLE: str(max(LEAST_KV_TOKENS, plan.kv_tokens) // BLOCK_SIZE)}

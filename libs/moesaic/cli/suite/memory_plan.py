@@ -263,8 +263,6 @@ def _with_kv(plan: SuiteMemory, settings: Any) -> SuiteMemory:
     usual = usual_kv_tokens(plan.context)
     if settings.kv_blocks:
         tokens = settings.kv_blocks * BLOCK_SIZE
-    elif settings.kv_memory_bytes:
-        tokens = min(settings.kv_memory_bytes // plan.kv_token, usual)
     else:
         needed = plan.needed
         each = min(
