@@ -25,10 +25,8 @@ def scheduler_address(given: str) -> str:
     from moesaic.cli.machine.state import StateFile
 
     suite = StateFile().running()
-    found = given or next(
-        (p.admin_address for p in suite.processes if p.role == "scheduler") if suite else iter(()),
-        "",
-    )
+    processes = suite.processes if suite else []
+    found = given or next((p.admin_address for p in processes if p.role == "scheduler"), "")
     if not found:
         raise CommandError(
             "nothing runs in this directory; start a suite with 'moesaic up', "

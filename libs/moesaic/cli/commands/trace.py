@@ -72,17 +72,9 @@ async def _read_workers(recording: "Recording", workers: dict[str, str], seconds
 
 async def _attention_workers(scheduler: str) -> dict[str, str]:
     from moesaic.cli.clients.fleet import fleet_addresses
-    from moesaic.cli.machine.state import StateFile
+    from moesaic.cli.clients.scheduler import scheduler_address
 
-    suite = StateFile().running()
-    known = {p.name: (p.role, p.admin_address) for p in suite.processes} if suite else {}
-    if not known and not scheduler:
-        raise CommandError(
-            "nothing runs in this directory; start a suite with 'moesaic up', or name one with "
-            "--scheduler",
-            Exit.UNHEALTHY,
-        )
-    found = await fleet_addresses(scheduler) if scheduler else known
+    found = await fleet_addresses(scheduler_address(scheduler))
     workers = {name: address for name, (role, address) in found.items() if role == "attention"}
     if not workers:
         raise CommandError("no attention worker is known", Exit.UNHEALTHY)
