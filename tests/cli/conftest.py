@@ -112,7 +112,8 @@ def house(tmp_path: Path) -> Path:
         package.mkdir(parents=True)
         (package / "__init__.py").touch()
         (package / "__main__.py").write_text(STAND_IN)
-        (package / "settings.py").symlink_to(LIBRARY / "services" / role / "settings.py")
+        [settings] = (LIBRARY / "services" / role).glob("settings*")
+        (package / settings.name).symlink_to(settings)
     (tmp_path / "moesaic" / "services" / "__init__.py").touch()
     for room in LIBRARY.iterdir():  # all else is the library itself
         if room.name not in ("services", "__pycache__"):
