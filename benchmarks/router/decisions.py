@@ -11,10 +11,10 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
-from moesaic.prefix.block_hashes import BlockHasher
+from moesaic.prefix.blocks import BlockHasher
+from moesaic.prefix.fleet import Job
 from moesaic.prefix.flops import ModelFlops, gated_mlp, grouped_query
 from moesaic.prefix.router import PrefixRouter, RouterLimits
-from moesaic.prefix.shadows import Job
 
 PROMPT_TOKENS = 8192
 BLOCK_SIZE = 16

@@ -22,7 +22,7 @@ CLUSTER = "default"
 @asynccontextmanager
 async def scheduler_predictor(suite: RunningSuite) -> AsyncIterator[FleetPredictor]:
     """Read the suite's reports as a leading scheduler does, and lead nothing."""
-    reading = cast(Leadership, SimpleNamespace(held=True))
+    reading = cast("Leadership", SimpleNamespace(held=True))
     async with (
         Bus.connect(suite.redis_url, CLUSTER) as bus,
         watch_placement(bus) as view,

@@ -9,9 +9,8 @@ from pydantic import BaseModel
 from moesaic.services.gateway.app import body_types
 from moesaic.services.gateway.fields.bodies import InferenceWire
 from moesaic.services.gateway.fields.defaults import FIELDS
-from moesaic.services.gateway.fields.generating import GenerationWire
+from moesaic.services.gateway.fields.generating import SAMPLED, GenerationWire, OnWire
 from moesaic.services.gateway.fields.known import ONLY_KNOWN, REFUSED, WITHIN, Refusal
-from moesaic.services.gateway.fields.sampling import SAMPLED, OnWire
 
 INTRODUCTION = """\
 A field of a body is of one of three kinds. `null` means the same as no field, unless the table says `not null` or the

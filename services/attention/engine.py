@@ -22,7 +22,7 @@ from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.configuration.division import part_of
 from moesaic.models.layers.sweep_area import SweepArea
 from moesaic.models.layers.warm_up import warm_up as warm_up_decoder
-from moesaic.prefix.block_hashes import BLOCK_SIZE, BlockHasher, naming_key
+from moesaic.prefix.blocks import BLOCK_SIZE, BlockHasher, naming_key
 from moesaic.services.attention.kv_room import kv_blocks_of
 from moesaic.services.attention.modes.contract import Mode, WorkerParts, row_dtype
 from moesaic.services.attention.settings import AttentionSettings

@@ -12,7 +12,7 @@ from moesaic.models.configuration.sizes import (
     step_bytes,
     usual_kv_tokens,
 )
-from moesaic.prefix.block_hashes import BLOCK_SIZE
+from moesaic.prefix.blocks import BLOCK_SIZE
 from moesaic.services.attention.settings import AttentionSettings
 from moesaic.telemetry.memory import free_bytes
 from moesaic.transport.device_memory import device_named

@@ -18,7 +18,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # torch's lis
 from moesaic.cluster.rpc.channels import CHANNEL_OPTIONS, token_metadata
 from moesaic.cluster.rpc.server import listen, new_server
 from moesaic.cluster.security.credentials import Credentials, own_credentials
-from moesaic.cluster.waiting.changes import Changes
+from moesaic.cluster.waiting import Changes
 from moesaic.errors import UnusableSettings
 from moesaic.models.tensor_parallel.group import JOIN_PATIENCE
 from moesaic.v1 import ranks_pb2 as pb

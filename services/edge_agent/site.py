@@ -24,7 +24,7 @@ from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.configuration.sizes import kv_bytes, numbers_for, row_numbers
 from moesaic.models.weights.served import held_dtype
 from moesaic.native.own_thread import on_own_thread
-from moesaic.prefix.block_hashes import BLOCK_SIZE
+from moesaic.prefix.blocks import BLOCK_SIZE
 from moesaic.services.attention.kv_room import USUAL_BLOCKS
 from moesaic.services.attention.modes.contract import Mode, WorkerParts
 from moesaic.services.edge_agent.memory import MemoryNeeds, MemoryPlan, MemoryWishes, plan_memory

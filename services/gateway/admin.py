@@ -6,7 +6,7 @@ import grpc
 import structlog
 
 from moesaic.cluster.rpc.statuses import errors_as_status
-from moesaic.prefix.shadows import PACE
+from moesaic.prefix.fleet import PACE
 from moesaic.services.gateway.workers.routing import Routing
 from moesaic.v1 import gateway_pb2 as pb
 from moesaic.v1 import gateway_pb2_grpc

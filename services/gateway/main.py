@@ -28,7 +28,7 @@ from moesaic.services.gateway.batches.runner import BatchRunner
 from moesaic.services.gateway.gateway import Gateway
 from moesaic.services.gateway.http.protocol import BoundedHttp, Connections
 from moesaic.services.gateway.language import Language
-from moesaic.services.gateway.loop_lag import watch_loop
+from moesaic.services.gateway.metrics import watch_loop
 from moesaic.services.gateway.readiness import lacking_experts
 from moesaic.services.gateway.settings import GatewaySettings
 from moesaic.v1 import gateway_pb2_grpc

@@ -3,6 +3,8 @@
 Labels come from closed sets: route templates, the served model's name, error codes, the tenants that have keys.
 """
 
+import asyncio
+
 from prometheus_client import Counter, Gauge, Histogram
 
 _TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
@@ -110,3 +112,18 @@ router_gaps = Counter(
 router_queued = Gauge("moesaic_router_queued", "Sequences that wait for an attention worker")
 router_index_blocks = Gauge("moesaic_router_index_blocks", "KV blocks that are known to be cached")
 workers = Gauge("moesaic_attention_workers_connected", "Attention workers that can take requests")
+
+
+LOOK_EVERY_S = 0.05
+
+
+async def watch_loop() -> None:
+    """Measure the lag of the event loop by the excess of short sleeps, until cancelled.
+
+    All that the gateway does waits for the loop, probes too.
+    """
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + LOOK_EVERY_S
+        await asyncio.sleep(LOOK_EVERY_S)
+        loop_lag_s.observe(max(0.0, loop.time() - due))

@@ -28,7 +28,7 @@ from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.layers.gate import load_gates
 from moesaic.models.weights.checkpoint import Checkpoint
-from moesaic.prefix.block_hashes import BlockHasher
+from moesaic.prefix.blocks import BlockHasher
 from moesaic.services.attention import observing, streams
 from moesaic.services.attention.admin import AttentionAdmin
 from moesaic.services.attention.engine import RunningEngine

@@ -3,8 +3,8 @@
 import pytest
 
 from moesaic.engine.sequences.blocks import BlockPool
-from moesaic.services.attention import block_log
-from moesaic.services.attention.block_log import BlockLog
+from moesaic.services.attention import streams
+from moesaic.services.attention.streams import BlockLog
 from moesaic.v1 import attention_pb2 as pb
 
 A, B, C = (bytes([n]) * 16 for n in range(3))
@@ -31,7 +31,7 @@ def test_changes_say_what_can_be_found_now_and_is_not_known_yet() -> None:
 
 
 def test_a_snapshot_is_what_all_changes_come_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_log, "PART_BLOCKS", 2)
+    monkeypatch.setattr(streams, "PART_BLOCKS", 2)
     log = BlockLog(PROFILE)
     sequences = [
         log.change(stored, evicted).block_changes.sequence

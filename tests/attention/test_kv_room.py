@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moesaic.engine.sequences.blocks import blocks_for
-from moesaic.prefix.block_hashes import BLOCK_SIZE
+from moesaic.prefix.blocks import BLOCK_SIZE
 from moesaic.services.attention.kv_room import LEAST_BLOCKS, USUAL_BLOCKS, blocks_within
 from moesaic.services.attention.settings import AttentionSettings
 from moesaic.telemetry import memory

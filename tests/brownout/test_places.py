@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from moesaic.brownout.control.arrivals import Arrivals
 from moesaic.brownout.control.contract import EXACT, StepTaken
 from moesaic.brownout.control.grid import Demand, ThresholdGrid
+from moesaic.brownout.control.predictive import Arrivals
 from moesaic.brownout.control.speed import StepSpeed
 from moesaic.messages.brownout import BrownoutPolicy
 from tests.brownout.queue_model import Arrival, Engine, poisson, run

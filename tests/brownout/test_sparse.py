@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from moesaic.brownout.control.contract import Thresholds
-from moesaic.brownout.control.ladder import Ladder
-from moesaic.brownout.control.sparse import SparseDecisions
+from moesaic.brownout.control.ladder import Ladder, SparseDecisions
 from moesaic.messages.brownout import BrownoutPolicy
 
 POLICY = BrownoutPolicy(mode="auto", window_s=5.0)

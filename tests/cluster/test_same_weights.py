@@ -11,7 +11,7 @@ from moesaic.cluster.redis.bus import Bus
 from moesaic.cluster.redis.clients import redis_client
 from moesaic.cluster.same_weights import same_weights
 from moesaic.cluster.security.credentials import Credentials
-from moesaic.cluster.waiting.changes import Changes
+from moesaic.cluster.waiting import Changes
 from moesaic.messages.registry import Weights
 
 GOOD = Weights(digest="a" * 64, dtype="float32", quantization="none", worker_id="first")

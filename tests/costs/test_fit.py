@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import nnls
 
-from moesaic.costs import CostFit, RandomChoice, fitted, merged
-from moesaic.costs.book import CostBook, model_of_fleet
+from moesaic.costs import CostBook, CostFit, RandomChoice, fitted, merged, model_of_fleet
 from moesaic.messages.performance import PART_TERMS, UNKNOWN, FitSums, PartCost, PerformanceModel
 
 TERMS = "step", "row", "key"

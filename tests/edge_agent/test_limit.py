@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from moesaic.cluster.waiting.changes import Changes
+from moesaic.cluster.waiting import Changes
 from moesaic.errors import InvalidInput
 from moesaic.services.edge_agent import limit as limits
 from moesaic.services.edge_agent.limit import MemoryLimit

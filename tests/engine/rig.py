@@ -33,7 +33,7 @@ from moesaic.models.layers.decoder import Decoder
 from moesaic.models.layers.kv_cache import KVCache
 from moesaic.models.layers.step_batch import StepBatch
 from moesaic.models.weights.checkpoint import Checkpoint
-from moesaic.prefix.block_hashes import BLOCK_SIZE, BlockHasher
+from moesaic.prefix.blocks import BLOCK_SIZE, BlockHasher
 
 LIMITS = EngineLimits(
     max_num_seqs=8,

@@ -11,7 +11,7 @@ from moesaic.engine.sequences.requests import (
     ScoreEvent,
     ScoringTask,
 )
-from moesaic.prefix.block_hashes import BLOCK_SIZE
+from moesaic.prefix.blocks import BLOCK_SIZE
 from tests.engine.rig import HASHER, prompts, rig
 from tests.waiting import until
 

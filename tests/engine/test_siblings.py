@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moesaic.engine.sequences.requests import ScoreEvent, ScoringTask
-from moesaic.prefix.block_hashes import BLOCK_SIZE
+from moesaic.prefix.blocks import BLOCK_SIZE
 from tests.engine.rig import rig
 
 CANDIDATES = ((5,), (9,), (7, 8, 3))

@@ -30,7 +30,7 @@ async def test_one_that_cannot_be_told_stops_neither_the_worker_nor_the_next() -
     sink, meter = Sink(ValueError("a fault of ours"), PeerLost("redis", "gone")), ActivationMeter(4)
     epochs = SimpleNamespace(in_force=1)
     reporter = ActivationReporter(
-        cast(Bus, sink), meter, cast(Epochs, epochs), "e", 1, "m", window_s=0.001
+        cast("Bus", sink), meter, cast("Epochs", epochs), "e", 1, "m", window_s=0.001
     )
     reporting = asyncio.create_task(reporter.run())
 

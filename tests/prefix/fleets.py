@@ -2,9 +2,9 @@
 
 from hypothesis import strategies as st
 
+from moesaic.prefix.fleet import Job
 from moesaic.prefix.flops import AttentionFlops, ModelFlops
 from moesaic.prefix.router import PrefixRouter, RouterLimits
-from moesaic.prefix.shadows import Job
 
 BLOCK = 4
 FLOPS = ModelFlops([AttentionFlops(3, 2), AttentionFlops(5, 1, window=6)], 10, head=11)

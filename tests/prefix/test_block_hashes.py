@@ -6,7 +6,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moesaic.prefix.block_hashes import HASH_BYTES, BlockHasher
+from moesaic.prefix.blocks import HASH_BYTES, BlockHasher
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=70)
 HASHER = BlockHasher(b"key", "model", 16)
@@ -57,7 +57,7 @@ def test_whatever_parts_two_prompts_parts_all_their_names() -> None:
 
 def test_another_process_gives_the_same_names() -> None:
     program = (
-        "from moesaic.prefix.block_hashes import BlockHasher as B; h = B(b'key', 'model', 16);"
+        "from moesaic.prefix.blocks import BlockHasher as B; h = B(b'key', 'model', 16);"
         "n = []; h.extend(n, h.root('salt'), range(32)); print(n[-1].hex())"
     )
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moesaic.fairness import Claim, who_gives_way
-from moesaic.prefix.crowd import Crowd, Room
+from moesaic.prefix.fleet import Crowd, Room
 
 UNBOUNDED = 1 << 30
 KINDS = st.tuples(st.sampled_from("abc"), st.integers(-1, 2))

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moesaic.errors import Overloaded
-from moesaic.prefix.block_feed import BlockFeed
+from moesaic.prefix.blocks import BlockFeed
+from moesaic.prefix.fleet import PACE, Job, OthersWork
 from moesaic.prefix.router import LONG_TOKENS, PrefixRouter, RouterLimits
-from moesaic.prefix.shadows import PACE, Job, OthersWork
 from tests.prefix.fleets import BLOCK, FLOPS, LIMITS, SATURATION, chain, open_router, placed
 
 

@@ -17,9 +17,9 @@ from hypothesis.stateful import (
     rule,
 )
 
+from moesaic.prefix.fleet import PACE, Job, OthersWork
 from moesaic.prefix.policies import POLICY_NAMES
 from moesaic.prefix.router import PrefixRouter
-from moesaic.prefix.shadows import PACE, Job, OthersWork
 from moesaic_lab.routing.policies import BASELINES
 from tests.prefix.fleets import BLOCK, FLOPS, LIMITS, PATHS, SATURATION, chain
 

@@ -26,9 +26,9 @@ async def test_an_order_to_scale_is_finished_when_its_caller_has_gone() -> None:
         scaling=SimpleNamespace(order=order),
         scaling_store=SimpleNamespace(policy=ScalingPolicy()),
     )
-    admin.open(cast(Parts, parts))
+    admin.open(cast("Parts", parts))
     request = pb.ScaleRequest(shape=pb.FleetShape(attention=2, experts=2))
-    call = asyncio.create_task(admin.Scale(request, cast(Any, None)))
+    call = asyncio.create_task(admin.Scale(request, cast("Any", None)))
     await begun.wait()
     call.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -106,7 +106,7 @@ class Feed:
 
 
 def told(*worker_ids: str) -> SiteProfiles:
-    profiles = SiteProfiles(cast(Any, None), cast(Any, None))
+    profiles = SiteProfiles(cast("Any", None), cast("Any", None))
     now_s = asyncio.get_running_loop().time()
     for worker_id in worker_ids:
         profiles.take(profile(worker_id), now_s)
@@ -181,7 +181,7 @@ async def test_without_the_optimum_a_heuristic_plans() -> None:
     async def start() -> AsyncIterator[Any]:
         yield Failing()
 
-    planned = SitePlanner(cast(Any, Feed()), told("a0", "a1"), TERMS, start)
+    planned = SitePlanner(cast("Any", Feed()), told("a0", "a1"), TERMS, start)
     plan = await planned.plan(CURRENT, RECORDS, "auto", [])
 
     assert failed == ["optimal"]
@@ -281,7 +281,7 @@ async def test_costs_are_those_of_when_planning_began() -> None:
     async def start() -> AsyncIterator[Any]:
         yield Slow()
 
-    planned = SitePlanner(cast(Any, Feed()), profiles, TERMS, start)
+    planned = SitePlanner(cast("Any", Feed()), profiles, TERMS, start)
     plan = await planned.plan(CURRENT, RECORDS, "auto", [])
 
     assert plan.worthwhile, plan.reason
@@ -343,13 +343,13 @@ async def test_experts_change_places_in_stages_that_memory_has_room_for(
     wanted = msgspec.structs.replace(CURRENT, epoch=0, slots=[HALVES[::-1], HALVES[::-1]])
 
     await staged.place_in_stages(
-        cast(Placer, places),
-        cast(Confirmation, places),
+        cast("Placer", places),
+        cast("Confirmation", places),
         fleet,
-        cast(PlacementView, view),
+        cast("PlacementView", view),
         wanted,
         urgent=False,
-        begun=cast(Any, None),
+        begun=cast("Any", None),
     )
 
     assert len(places.placed) > 1

@@ -8,8 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from moesaic.telemetry.metrics import serve_metrics
-from moesaic.telemetry.scrapes import ScrapeLimits
+from moesaic.telemetry.metrics import ScrapeLimits, serve_metrics
 from tests.waiting import HANG_S
 
 PATIENT = ScrapeLimits(connections=4, seconds=HANG_S)

@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 from prometheus_client import Counter
 
-from moesaic.cluster.waiting.backoff import Backoff
+from moesaic.cluster.waiting import Backoff
 
 log = structlog.get_logger()
 

@@ -20,7 +20,7 @@ from moesaic.addresses import (
     own_addresses_of,
 )
 from moesaic.cluster.background import background
-from moesaic.cluster.waiting.backoff import Backoff
+from moesaic.cluster.waiting import Backoff
 from moesaic.errors import InvalidInput, NotReady
 from moesaic.loopback import is_loopback
 from moesaic.settings import ModelSettings, ServiceSettings

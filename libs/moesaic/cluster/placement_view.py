@@ -8,7 +8,7 @@ import structlog
 
 from moesaic.cluster.background import tended
 from moesaic.cluster.redis.bus import Bus
-from moesaic.cluster.waiting.changes import Changes
+from moesaic.cluster.waiting import Changes
 from moesaic.errors import PeerLost
 from moesaic.messages.placement import Placement, PlacementHint
 

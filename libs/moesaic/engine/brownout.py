@@ -16,8 +16,7 @@ from moesaic.brownout.control.contract import (
     StepTaken,
     Thresholds,
 )
-from moesaic.brownout.control.ladder import Ladder
-from moesaic.brownout.control.sparse import SparseDecisions
+from moesaic.brownout.control.ladder import Ladder, SparseDecisions
 from moesaic.engine import metrics
 from moesaic.engine.computing import Computed
 from moesaic.engine.observer import Observer

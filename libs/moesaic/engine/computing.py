@@ -22,7 +22,7 @@ from moesaic.models.layers.decoder import Decoder, MoELayer
 from moesaic.models.layers.kv_cache import KVCache
 from moesaic.models.layers.step_batch import StepBatch
 from moesaic.models.layers.sweep_area import SweepArea
-from moesaic.prefix.block_hashes import BLOCK_SIZE
+from moesaic.prefix.blocks import BLOCK_SIZE
 
 Logits = Iterable[tuple[list[Chunk], Tensor]]  # see ``Computed.logits``
 

@@ -42,7 +42,7 @@ from moesaic.messages.performance import LoadReport
 from moesaic.models.configuration.flops import flops_of
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.layers.kv_cache import KVCache
-from moesaic.prefix.block_hashes import BLOCK_SIZE, BlockHasher
+from moesaic.prefix.blocks import BLOCK_SIZE, BlockHasher
 
 log = structlog.get_logger()
 

@@ -69,7 +69,7 @@ class LocalSteps(_OnePart):
     def __init__(self, whole_of: Callable[[Step], StepsInOneCall | None]) -> None:
         """Compute by what ``whole_of`` makes for the experts of a step; steps with one id have the same ones."""
         self._whole_of = whole_of
-        self._step_id, self._whole = b"", cast(StepsInOneCall | None, None)
+        self._step_id, self._whole = b"", cast("StepsInOneCall | None", None)
         self._layers_done = 0  # by earlier ones
 
     @property

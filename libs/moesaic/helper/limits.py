@@ -1,9 +1,14 @@
-"""The limits of one question to a helper, and the verdict that it takes more."""
+"""The limits of one question to a helper, and the frames in which questions and answers travel."""
 
+import json
+import struct
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Limit = Literal["time", "memory", "crash"]
+HEAD = struct.Struct("<I")
+# Lone surrogates, which JSON can spell, must not fail here: the question's answer says what is wrong.
+_SURROGATES = "surrogatepass"
 
 
 @dataclass(frozen=True)
@@ -33,3 +38,14 @@ class TooMuch(Exception):
     def __init__(self, limit: Limit) -> None:
         self.limit: Limit = limit
         super().__init__(f"the question meets the limit of {limit}")
+
+
+def encode(value: Any) -> bytes:
+    """Encode a value that JSON can hold."""
+    body = json.dumps(value, ensure_ascii=False).encode("utf-8", _SURROGATES)
+    return HEAD.pack(len(body)) + body
+
+
+def decode(body: bytes | bytearray) -> Any:
+    """Decode what ``encode`` has put behind its head."""
+    return json.loads(body.decode("utf-8", _SURROGATES))

@@ -13,8 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from moesaic.helper.frames import HEAD, decode, encode
-from moesaic.helper.limits import Limits
+from moesaic.helper.limits import HEAD, Limits, decode, encode
 
 
 def serve(answer: Callable[[Any], Any], limits: Limits) -> None:

@@ -146,7 +146,7 @@ class ExpertLayout:
             return None, None
         if self.as_stored and self.quantization == "none":
             return None, None
-        name = cast(Dtype, str(self.dtype).removeprefix("torch."))
+        name = cast("Dtype", str(self.dtype).removeprefix("torch."))
         form = self.codes or WeightForm.of(name, self.quantization)
         return form, form
 

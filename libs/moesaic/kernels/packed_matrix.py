@@ -39,7 +39,7 @@ def form_of(weight: StoredWeight, quantization: Quantization = "none") -> Weight
     Codes that the kernels do not take, those in groups of 20 for example, become float32.
     """
     if isinstance(weight, Tensor):
-        return WeightForm.of(cast(Dtype, str(weight.dtype).removeprefix("torch.")), quantization)
+        return WeightForm.of(cast("Dtype", str(weight.dtype).removeprefix("torch.")), quantization)
     if isinstance(weight, Fp8Weight):
         return WeightForm("fp8", weight.group)
     levels = weight.levels

@@ -1,24 +1,203 @@
-"""All workers of a router, found by key, by index and by load; see ``shadows``."""
+"""All workers as a router sees them: the work that each has, its cached blocks, and the requests that wait. Pure.
+
+Every routed request records what remains of it. Progress, completion, cancellation and the loss of a
+worker all take from that record, so after any sequence of events a worker's load is the sum over its
+requests. The work that other routers gave a worker is known from the worker's own reports.
+
+Workers let so many requests, and tokens of prompts, wait, and turn away what comes beyond. The same rules are asked
+before anything is done for a request (``moesaic.engine.steps.admission`` has them one by one): where the room is taken,
+a request is admitted only if another has to give way to it.
+"""
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from moesaic.prefix.block_index import BlockIndex
-from moesaic.prefix.crowd import Crowd, Room
+from moesaic.prefix.blocks import BlockIndex
 from moesaic.prefix.flops import ModelFlops
-from moesaic.prefix.shadows import (
-    NOTHING,
-    PACE,
-    UNKNOWN,
-    Job,
-    JobId,
-    OthersWork,
-    QueueLimits,
-    Routed,
-    Shadow,
-    WorkerKey,
-)
+
+Kind = tuple[str, int]  # tenant and priority
+WorkerKey = Any  # the caller's name of a worker; it can be hashed
+JobId = Any
+PACE = 1 << 10  # of a worker that transfers do not slow
+
+
+class Room(NamedTuple):
+    """Bounds of the requests that wait."""
+
+    num_requests: int
+    num_tokens: int
+
+
+class Crowd:
+    """The requests that wait: here, on their way to workers, and there until they begin."""
+
+    def __init__(self) -> None:
+        self._requests: Counter[Kind] = Counter()
+        self._tokens: Counter[Kind] = Counter()
+        self.num_requests = self.num_tokens = 0
+
+    def join(self, tenant: str, priority: int, num_tokens: int, count: int = 1) -> None:
+        """Add requests that wait, with so many tokens together."""
+        self._count((tenant, priority), count, num_tokens)
+
+    def leave(self, tenant: str, priority: int, num_tokens: int, count: int = 1) -> None:
+        """Take requests out that have begun, or wait no more."""
+        kind = tenant, priority
+        self._count(kind, -count, -num_tokens)
+        if not self._requests[kind]:
+            del self._requests[kind], self._tokens[kind]
+
+    def takes(self, tenant: str, priority: int, wanted: Room, room: Room) -> bool:
+        """Tell if so many more may wait, all of them."""
+        kind = tenant, priority
+        if not _fits(self._requests, kind, wanted.num_requests, room.num_requests):
+            return False
+        # Where nothing waits, a queue takes a prompt of any length.
+        needs = min(wanted.num_tokens, room.num_tokens)
+        return not self.num_tokens or _fits(self._tokens, kind, needs, room.num_tokens)
+
+    def _count(self, kind: Kind, num_requests: int, num_tokens: int) -> None:
+        self._requests[kind] += num_requests
+        self._tokens[kind] += num_tokens
+        self.num_requests += num_requests
+        self.num_tokens += num_tokens
+
+
+def _fits(amounts: Counter[Kind], newcomer: Kind, needs: int, room: int) -> bool:
+    """Tell if a newcomer finds room, where all leave who have to: ``moesaic.fairness.who_gives_way`` says who."""
+    lacking = needs - max(0, room - amounts.total())
+    if lacking <= 0:
+        return True
+    tenant, priority = newcomer
+    level = max(0, priority)
+    leaving = 0
+    held: Counter[str] = Counter()
+    for (other, others), amount in amounts.items():
+        if others > level or (other == tenant and others > priority):
+            leaving += amount
+        elif max(0, others) == level:
+            held[other] += amount
+    keeps = held.pop(tenant, 0) + needs
+    leaving += sum(max(0, amount - keeps) for amount in held.values())
+    return leaving >= lacking
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One request, as the router sees it."""
+
+    job_id: JobId
+    num_tokens: int  # of the prompt
+    hashes: Sequence[bytes] = ()  # names of the prompt's full blocks
+    answer_tokens: int = 1  # that the answer is expected to have; the first comes with the prompt
+    sibling_tokens: int = 0  # of candidates longer than a token, which run behind the prompt
+    priority: int = 0  # less goes first
+    excluded: frozenset[WorkerKey] = frozenset()  # workers that must not get it
+    tenant: str = ""
+    part_of: str = ""  # the request that has this and other jobs; empty: this job alone
+
+
+@dataclass(eq=False)
+class Routed:
+    """A job at its worker."""
+
+    job: Job
+    worker: "Shadow"
+    promised: Sequence[bytes]  # its blocks, once it is computed
+    computed_tokens: int  # of the prompt, or cached
+    answered_tokens: int = 0
+    began: bool = False
+    prefilling: bool = False
+    remaining: int = 0  # FLOPs
+    ready: int = 0  # those of them that the worker's next steps could take at once
+    remaining_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class OthersWork:
+    """Unfinished work that other routers gave a worker, by the worker's report."""
+
+    num_requests: int = 0
+    num_tokens: int = 0
+    flops: int = 0  # that its next steps could take
+
+
+NOTHING = OthersWork()
+
+
+@dataclass(frozen=True)
+class QueueLimits:
+    """Bounds of a worker's queue, beyond which it refuses requests; 0: they are not known."""
+
+    max_waiting: int = 0
+    max_waiting_tokens: int = 0
+    max_running: int = 0  # requests that need not wait
+
+
+UNKNOWN = QueueLimits()
+
+
+@dataclass(eq=False)
+class Shadow:
+    """One worker.
+
+    ``remaining`` is the work that it was given here and has to do (the papers' C_g). ``ready`` leaves
+    out the tokens of answers behind the next one: they come one a step, and fill no step.
+    """
+
+    key: WorkerKey
+    idx: int  # among the shadows
+    saturation: int  # FLOPs of ready work that fill it
+    accepting: bool = False
+    caches: bool = True
+    pace: int = PACE  # how much longer it takes than one that transfers do not slow
+    others: OthersWork = NOTHING
+    limits: QueueLimits = UNKNOWN
+    remaining: int = 0
+    ready: int = 0
+    remaining_tokens: int = 0
+    num_began: int = 0
+    num_prefilling: int = 0  # jobs whose prompts are not computed yet
+    busy_since_s: float = 0.0  # when its load last rose from nothing
+    jobs: dict[JobId, Routed] = field(default_factory=dict)
+
+    @property
+    def bit(self) -> int:
+        """The worker, in bitsets of workers."""
+        return 1 << self.idx
+
+    @property
+    def saturated(self) -> bool:
+        """True if the worker has enough to do."""
+        return self.ready + self.others.flops >= self.saturation
+
+    @property
+    def load(self) -> int:
+        """Time to do all work, from all routers: in FLOPs, ``PACE`` times over, of an unslowed worker."""
+        return (self.remaining + self.others.flops) * self.pace
+
+    @property
+    def room(self) -> Room:
+        """Room for requests that wait for it, beside what other routers gave it."""
+        limits, others = self.limits, self.others
+        waiting = max(0, others.num_requests - limits.max_running)
+        return Room(
+            max(0, limits.max_waiting - waiting),
+            max(0, limits.max_waiting_tokens - (others.num_tokens if waiting else 0)),
+        )
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that the worker has, from all routers."""
+        return len(self.jobs) + self.others.num_requests
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the worker has yet to compute, for all routers."""
+        return self.remaining_tokens + self.others.num_tokens
 
 
 class ShadowFleet:

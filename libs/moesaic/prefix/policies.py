@@ -4,9 +4,8 @@ from typing import cast
 
 from moesaic.errors import InvalidInput
 from moesaic.plugins import plugins
-from moesaic.prefix.fleet import ShadowFleet
+from moesaic.prefix.fleet import Job, Shadow, ShadowFleet
 from moesaic.prefix.policy import Behind, Pick, Policy, RoutingContext
-from moesaic.prefix.shadows import Job, Shadow
 
 POLICY_NAMES = ("prefix-flops", "moe-prefill")
 # A spill that makes a prompt so many times as dear is worth waiting for another worker. In simulated

@@ -3,8 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
-from moesaic.prefix.fleet import ShadowFleet
-from moesaic.prefix.shadows import Job, Shadow
+from moesaic.prefix.fleet import Job, Shadow, ShadowFleet
 
 
 class Pick(NamedTuple):

@@ -19,12 +19,10 @@ from dataclasses import dataclass
 
 from moesaic.errors import Overloaded
 from moesaic.fairness import Claim, Shares, who_gives_way
-from moesaic.prefix.crowd import Room
-from moesaic.prefix.fleet import ShadowFleet
+from moesaic.prefix.fleet import Job, JobId, Room, Shadow, ShadowFleet, WorkerKey
 from moesaic.prefix.flops import ModelFlops
 from moesaic.prefix.policies import make_policy
 from moesaic.prefix.policy import Behind, RoutingContext
-from moesaic.prefix.shadows import Job, JobId, Shadow, WorkerKey
 
 LONG_TOKENS = 2048  # a request that was given so many is a long one
 

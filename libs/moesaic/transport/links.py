@@ -57,7 +57,7 @@ class Links:
         self, calls: Sequence[tuple[Link, Frame]], deadline_s: float
     ) -> list[Frame | MoesaicError]:
         """See ``Network.exchange``."""
-        dialled = cast(Sequence[tuple[DialledLink, Frame]], calls)
+        dialled = cast("Sequence[tuple[DialledLink, Frame]]", calls)
         for link, frame in dialled:
             if frame.parcels and not frame.settled and link.memory is not None:
                 settle(link.memory.device)  # once for all links: they are of one network

@@ -519,7 +519,7 @@ Global___Progress: _TypeAlias = Progress  # noqa: Y015
 
 @_typing.final
 class BlockSnapshot(_message.Message):
-    """Part of all blocks that can be found; names are as in moesaic.prefix.block_hashes, 16 bytes each, one behind the other."""
+    """Part of all blocks that can be found; names are as in moesaic.prefix.blocks, 16 bytes each, one behind the other."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -4,9 +4,8 @@ Policies are turns, vLLM's count of requests, a count of tokens, PrefillOnly's o
 affinity alone.
 """
 
-from moesaic.prefix.fleet import ShadowFleet
+from moesaic.prefix.fleet import Job, ShadowFleet
 from moesaic.prefix.policy import Pick, Policy, RoutingContext, known_prefix
-from moesaic.prefix.shadows import Job
 
 
 class RoundRobin(Policy):

@@ -1,6 +1,8 @@
-"""Carrying out one claimed batch, from any state, to its end."""
+"""One claimed batch, carried out from any state to its end: answers go into one file, failures into another."""
 
 import asyncio
+import hashlib
+import os
 import time
 from collections.abc import Awaitable, Callable
 from itertools import count
@@ -11,7 +13,7 @@ import structlog
 from moesaic.batch.answering import answer_all
 from moesaic.batch.journal import Journal
 from moesaic.batch.requests import MAX_LINES, BadLine, BatchRequest, read_requests
-from moesaic.batch.results import Result, unanswered
+from moesaic.batch.results import Result, decode_result, unanswered
 from moesaic.batch.state import (
     AllWritten,
     Batch,
@@ -24,12 +26,10 @@ from moesaic.batch.state import (
     Validated,
     advance,
 )
-from moesaic.services.gateway.batches.outputs import make_outputs
 from moesaic.services.gateway.files.disk import on_disk
-from moesaic.services.gateway.files.shelf import BatchRecord, Shelf
+from moesaic.services.gateway.files.shelf import BatchRecord, Shelf, StoredFile
 
 log = structlog.get_logger()
-
 LOOK_EVERY_S = 1.0  # for a cancellation, the end of the window, and how far it is
 ROOM_EVERY = 10  # looks between two of how much room is left
 MAX_ERRORS = 100  # of an input, that are told
@@ -38,8 +38,50 @@ _WHY = {
     "expired": "the completion window ended before this request was answered",
 }
 _NO_ROOM = "there was no room for more results: the files of this key take as much as they may"
-
 Ask = Callable[[BatchRequest], Awaitable[Result]]
+
+
+def make_outputs(shelf: Shelf, record: BatchRecord) -> tuple[str | None, str | None]:
+    """Make the files of a batch whose results are all written; doing so again changes nothing.
+
+    Returns:
+        The ids of the answers and of the failures; a file that would be empty is not made.
+    """
+    counts = record.batch.request_counts
+    output_id = _make(shelf, record, "output", True) if counts.completed else None
+    error_id = _make(shelf, record, "error", False) if counts.failed else None
+    return output_id, error_id
+
+
+def _make(shelf: Shelf, record: BatchRecord, kind: str, ok: bool) -> str:
+    batch = record.batch
+    file_id = _file_id(batch, kind)
+    results = shelf.batch_directory(batch.id) / "results.jsonl"
+    with shelf.new_file(file_id) as directory:
+        with results.open("rb") as lines, (directory / "content").open("wb") as content:
+            content.writelines(line for line in lines if decode_result(line).ok is ok)
+            content.flush()
+            os.fsync(content.fileno())
+            num_bytes = content.tell()
+        now = int(time.time())
+        keep_s = record.output_expires_s
+        file = StoredFile(
+            id=file_id,
+            bytes=num_bytes,
+            created_at=now,
+            expires_at=now + keep_s if keep_s is not None else None,
+            filename=f"{batch.id}_{kind}.jsonl",
+            purpose="batch_output",
+        )
+        shelf.finish_file(directory, file)
+    return file_id
+
+
+def _file_id(batch: Batch, kind: str) -> str:
+    """Make the same id at every attempt, in any process: a crash in between leaves no second file."""
+    ended_at = batch.finalizing_at or batch.cancelling_at or batch.created_at
+    name = hashlib.blake2b(f"{batch.id}/{kind}".encode(), digest_size=8).hexdigest()
+    return f"file-{ended_at * 1000 + 999:012x}{name}"  # behind an input of the same second
 
 
 class Carrier:

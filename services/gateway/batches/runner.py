@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 from moesaic.batch.requests import BatchRequest
 from moesaic.batch.results import Result, RouteAnswer, answered, unanswered
 from moesaic.batch.retries import BUSY_STATUSES, retry_wait_s
-from moesaic.services.gateway.access.tenants import Tenant
+from moesaic.services.gateway.access import Tenant
 from moesaic.services.gateway.batches.carry import Carrier
 from moesaic.services.gateway.batches.within import InnerAnswer, after_others, post_within
 from moesaic.services.gateway.files.disk import NoSuch, StorageUnavailable, on_disk

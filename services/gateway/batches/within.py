@@ -7,7 +7,7 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message
 
-from moesaic.services.gateway.access.tenants import BATCH_PRIORITY, Tenant
+from moesaic.services.gateway.access import BATCH_PRIORITY, Tenant
 
 HANG_UP_S = 2.0  # for a route to notice that nobody waits for it
 

@@ -1,17 +1,36 @@
 """Fields that bodies of several routes share, and the rules that hold for every body.
 
-A field of a body that is in none of these modules changes the answer and is refused, or is passed over and named
-(``unsupported``).
+Unknown fields are refused by name if they would change the answer, and else are ignored and named (``check_extras``).
+
+To check an object stops soon after its first errors (``Bounded``). The validator would report every error, and half a
+million reports take ten seconds. So a list is left at its first wrong item, and of members beyond what an object may
+have, one is looked at. Between two items that are objects the event loop gets the interpreter, if it waits for it.
 """
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+import json
+import re
+from collections.abc import Callable, Collection, Sequence
+from itertools import islice
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import BeforeValidator, ConfigDict, Field, field_validator
+import structlog
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    field_validator,
+)
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import no_info_before_validator_function as before
 
 from moesaic.errors import InvalidInput
-from moesaic.services.gateway.fields.formats import BodyPart
+from moesaic.services.gateway.fields.known import ONLY_KNOWN, REFUSED, WITHIN, Refusal
 
+_QUICK = ("int", "str", "float", "any", None)
+AllowedTexts = Annotated[list[str], Field(min_length=1, max_length=1024)]
+Schema = dict[str, Any] | bool | str  # a JSON schema, or its text
 MAX_PROMPTS = 1024
 _TEXT_PARTS = ("text", "input_text", "output_text")
 NULL_IS_DEFAULT = {
@@ -19,11 +38,123 @@ NULL_IS_DEFAULT = {
     *("skip_special_tokens", "include_stop_str_in_output"),
     *("return_token_ids", "return_tokens_as_token_ids"),
 }
-
 TOKEN_IDS: Any = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 TokenId = Annotated[int, Field(ge=0, lt=1 << 32)]
 TokenKey = Annotated[int, BeforeValidator(lambda key: _number_of(key)), Field(ge=0, lt=1 << 32)]
 Priority = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
+log = structlog.get_logger()
+MAX_NAMES = 20
+MAX_NAME_CHARS = 60
+MOST_NAMES = 200  # that are sorted
+_Steps = tuple[str | int, ...]
+_Part = tuple[_Steps, dict[str, Any]]  # where an object is, and its unknown fields
+_PLAIN = {type(None), bool, int, float, str, dict}  # to ask any other way takes far longer
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")  # in a header
+
+
+def _pause(value: Any) -> Any:
+    """Let other threads have the interpreter, which the validator itself never does."""
+    return value
+
+
+def _bounded(schema: Any, forbids: bool) -> Any:
+    """Bound the errors of a schema and of those within it."""
+    if isinstance(schema, list | tuple):
+        return type(schema)(_bounded(inner, forbids) for inner in schema)
+    if not isinstance(schema, dict):
+        return schema
+    kind = schema.get("type")
+    if kind == "model":  # another object, which has done this itself
+        return schema
+    for key, inner in schema.items():
+        if key != "metadata" or not isinstance(kind, str):  # it is a field of that name
+            schema[key] = _bounded(inner, forbids)
+    if kind == "list":
+        schema["fail_fast"] = True
+        items = schema.get("items_schema", {})
+        if items.get("type") not in _QUICK:
+            schema["items_schema"] = before(_pause, items)
+    elif kind == "dict" and "max_length" in schema:
+        return _trimmed(schema, _at_most(schema["max_length"] + 1))
+    elif kind == "model-fields" and forbids:
+        return _trimmed(schema, _one_unknown(frozenset(schema["fields"])))
+    return schema
+
+
+def _trimmed(schema: Any, part_of: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """Have a schema see a part of an object."""
+
+    def trim(value: Any) -> Any:
+        return part_of(value) if isinstance(value, dict) else value
+
+    return before(trim, schema)
+
+
+def _at_most(count: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    def trimmed(value: dict[str, Any]) -> dict[str, Any]:
+        return value if len(value) <= count else dict(islice(value.items(), count))
+
+    return trimmed
+
+
+def _one_unknown(known: frozenset[str]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    def trimmed(value: dict[str, Any]) -> dict[str, Any]:
+        first = next((name for name in value if name not in known), None)
+        if first is None:
+            return value
+        return {name: item for name, item in value.items() if name in known or name == first}
+
+    return trimmed
+
+
+class Bounded(BaseModel):
+    """An object with few errors, whatever fields it has and however long their values are."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, source: Any, handler: GetCoreSchemaHandler, /
+    ) -> CoreSchema:
+        """Bound the errors of all fields, those of later versions too."""
+        schema: Any = handler(source)
+        if not isinstance(cls.__dict__.get("__pydantic_core_schema__"), dict):  # it is being made
+            own = schema
+            while own["type"] != "model":  # but a validator around it
+                own = own["schema"]
+            forbids = cls.model_config.get("extra") == "forbid"
+            own["schema"] = _bounded(own["schema"], forbids)
+        return cast("CoreSchema", schema)
+
+
+class BodyPart(Bounded):
+    """Base of the objects in a body. A number is no text, and neither a truth value nor a fraction is an integer."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+
+class JsonSchema(BodyPart):
+    """``response_format.json_schema``."""
+
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = Field(None, description="refuse keywords that no grammar can enforce")
+    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
+
+
+class ResponseFormat(BodyPart):
+    """``response_format``: what the whole answer must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(BodyPart):
+    """``structured_outputs``: the same, as vLLM has it. At most one of the fields is given."""
+
+    json_: Schema | None = Field(None, alias="json")
+    json_object: bool | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    choice: AllowedTexts | None = None
 
 
 def _allow_null(schema: dict[str, Any]) -> None:
@@ -157,3 +288,98 @@ def _number_of(key: Any) -> Any:
     """Read the number that a member's name spells, if it is one: JSON has only texts there."""
     plain = isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= 10
     return int(key) if plain else key
+
+
+def check_extras(body: BaseModel) -> list[str]:
+    """Refuse fields that cannot be honoured, and name those that are passed over.
+
+    Returns:
+        Names of unknown fields that have a value, sorted, safe in a header; of very many some, and ``and-more``.
+
+    Raises:
+        InvalidInput: with code ``unsupported_parameter`` and the field's name.
+    """
+    ignored: set[str] = set()
+    for name, value in (body.model_extra or {}).items():
+        refusal = REFUSED.get(name)
+        if name == "best_of" and refusal is not None:
+            refusal = refusal._replace(neutral=(getattr(body, "n", 1),))
+        _take(name, value, refusal, ignored, name)
+    parts: list[_Part] = []
+    _find_parts(body, (), parts)
+    for steps, extras in parts:
+        name = ".".join(step for step in steps if isinstance(step, str))
+        place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
+        for field, value in extras.items():
+            refusal = WITHIN.get(name, {}).get(field)
+            if name in ONLY_KNOWN:
+                refusal = Refusal("", ONLY_KNOWN[name])
+            _take(f"{place[1:]}.{field}", value, refusal, ignored, f"{name}.{field}")
+    return _shown(ignored)
+
+
+def with_template(
+    ignored: Sequence[str], keywords: Sequence[str], words: Collection[str]
+) -> list[str]:
+    """List the ignored fields of a chat, when its template is known.
+
+    Args:
+        ignored: fields that ``check_extras`` named.
+        keywords: keywords for the template that it does not ask for.
+        words: fields that the template names, so fields of messages with these names are not ignored. No field of
+            tools is ignored, since tools reach the template whole.
+    """
+    left = {
+        name
+        for name in ignored
+        if not name.startswith("tools.")
+        and (name.removeprefix("messages.") not in words or "." not in name)
+    }
+    return _shown(left | set(keywords[:MOST_NAMES]))
+
+
+def _take(field: str, value: Any, refusal: Refusal | None, ignored: set[str], name: str) -> None:
+    if value is None:
+        return
+    if refusal is None:
+        if len(ignored) < MOST_NAMES:
+            ignored.add(name)
+    elif value not in refusal.neutral:
+        alternatives = [f"use {refusal.instead}"] if refusal.instead else []
+        neutral = "".join(f" or send {json.dumps(value)}" for value in refusal.neutral)
+        alternatives.append(f"leave it out{neutral}")
+        fix = f"is not supported: {', or '.join(alternatives)}"
+        raise InvalidInput(field[: 3 * MAX_NAME_CHARS], fix, code="unsupported_parameter")
+
+
+def _find_parts(body: BaseModel, steps: _Steps, found: list[_Part]) -> None:
+    """Find the objects within a body that have unknown fields: few of what may be thousands."""
+    for field, value in body.__dict__.items():
+        if type(value) in _PLAIN:
+            continue
+        if type(value) is not list:
+            _note_part(value, (*steps, field), found)
+        elif value and type(value[0]) is not int:
+            for i, item in enumerate(value):
+                if type(item) not in _PLAIN:
+                    _note_part(item, (*steps, field, i), found)
+
+
+def _note_part(item: Any, steps: _Steps, found: list[_Part]) -> None:
+    extras = getattr(item, "__pydantic_extra__", None)
+    if extras:
+        found.append((steps, extras))
+    if extras is not None:  # it is an object, not a list
+        _find_parts(item, steps, found)
+
+
+def _shown(names: set[str]) -> list[str]:
+    if not names:
+        return []
+    log.debug("request.fields_ignored", fields=sorted(names)[:MAX_NAMES])
+    return few(sorted({_UNSAFE.sub("_", name[:MAX_NAME_CHARS]) for name in names}))
+
+
+def few(names: list[str]) -> list[str]:
+    """Limit the names in a header: the first ones, and ``and-more`` for the others."""
+    return names if len(names) <= MAX_NAMES else [*names[:MAX_NAMES], "and-more"]

@@ -14,8 +14,7 @@ from pydantic import (
 
 from moesaic.classification.decisions import Asked, Turn
 from moesaic.classification.forms import Label
-from moesaic.services.gateway.fields.bodies import AskingWire, TextPart, checked_texts
-from moesaic.services.gateway.fields.bounded import Bounded
+from moesaic.services.gateway.fields.bodies import AskingWire, Bounded, TextPart, checked_texts
 
 Instructions = str | list[TextPart]
 Name = Annotated[str, Field(max_length=256)]

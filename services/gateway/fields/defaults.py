@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from moesaic.errors import CheckpointError
 from moesaic.models.configuration.fields import read_json
-from moesaic.services.gateway.fields.sampling import SamplingWire
+from moesaic.services.gateway.fields.generating import SamplingWire
 
 FILE = "generation_config.json"
 FIELDS = {

@@ -1,16 +1,201 @@
-"""Messages: the body of ``/v1/chat/completions``."""
+"""Messages, tools and choices of tools: fields of ``/v1/chat/completions``."""
 
-from collections.abc import Collection, Sequence
-from typing import Annotated, Any, Literal
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    field_validator,
+    model_validator,
+)
 
 from moesaic.errors import InvalidInput
-from moesaic.models.text.message_forms import REASONING_FIELDS
-from moesaic.services.gateway.fields.bodies import TextPart, checked_texts
-from moesaic.services.gateway.fields.formats import BodyPart
+from moesaic.models.text.chat import REASONING_FIELDS
+from moesaic.models.text.dialects.functions import ToolFunction
+from moesaic.services.gateway.fields.bodies import BodyPart, Bounded, TextPart, checked_texts
 
+MAX_TOOLS = 512
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+_NAME = re.compile(r"[\w.:/-]{1,256}")
+Mode = Literal["none", "auto", "required"]
+_WORDS: tuple[Mode, ...] = ("none", "auto", "required")
+_FORMS = (
+    'none, auto, required, {"type": "function", "function": {"name": …}}, or '
+    '{"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": […]}}'
+)
 _ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+class FunctionWire(BodyPart):
+    """A function that the model may call."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = Field(None, description="JSON schema of an object")
+    strict: bool | None = Field(None, description="calls always fit the schema")
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_plain(cls, name: str) -> str:
+        if not _NAME.fullmatch(name):
+            raise ValueError("must be 1 to 256 letters, digits and characters of _-.:/")
+        return name
+
+    @field_validator("parameters")
+    @classmethod
+    def _parameters_are_a_schema(cls, schema: dict[str, Any] | None) -> dict[str, Any] | None:
+        mistake = _mistake_in(schema or {})
+        if mistake:
+            raise ValueError(f"is no JSON schema of an object: {mistake}")
+        return schema
+
+
+class ToolWire(BodyPart):
+    """One tool: a function."""
+
+    type: Literal["function"]
+    function: FunctionWire
+    _sent: Mapping[str, Any] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep_what_was_sent(cls, sent: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        tool = handler(sent)
+        tool._sent = sent if isinstance(sent, Mapping) else tool.model_dump(exclude_unset=True)
+        return tool
+
+    @property
+    def known(self) -> ToolFunction:
+        """The function, for the dialect."""
+        wire = self.function
+        return ToolFunction(wire.name, wire.parameters or NO_PARAMETERS, bool(wire.strict))
+
+    def for_template(self) -> Mapping[str, Any]:
+        """Return the tool as it was sent, with custom fields and in its order, as ``transformers`` does."""
+        return self._sent
+
+
+def _names_differ(tools: list[ToolWire]) -> list[ToolWire]:
+    seen: set[str] = set()
+    for i, tool in enumerate(tools):
+        if tool.function.name in seen:
+            raise ValueError(f"tools[{i}].function.name: {tool.function.name!r} is there twice")
+        seen.add(tool.function.name)
+    return tools
+
+
+Tools = Annotated[list[ToolWire], Field(max_length=MAX_TOOLS), AfterValidator(_names_differ)]
+
+
+def _object_of(**fields: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": fields, "required": list(fields)}
+
+
+_FUNCTION = _object_of(
+    type={"const": "function"}, function=_object_of(name={"type": "string", "minLength": 1})
+)
+_ALLOWED = _object_of(
+    type={"const": "allowed_tools"},
+    allowed_tools=_object_of(
+        mode={"enum": ["auto", "required"]},
+        tools={"type": "array", "items": _FUNCTION, "minItems": 1},
+    ),
+)
+
+
+@dataclass(frozen=True)
+class ToolChoice:
+    """Calls that a chat allows.
+
+    Attributes:
+        mode: none: no call; auto: the model decides; required: at least one call.
+        names: functions that may be called; empty: all of the chat.
+        once: one call at most.
+    """
+
+    mode: Mode = "auto"
+    names: tuple[str, ...] = ()
+    once: bool = False
+
+
+class ToolFields(Bounded):
+    """Fields of a chat that concern tools."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    tools: Tools | None = None
+    tool_choice: Any = Field(
+        None,
+        json_schema_extra={
+            "anyOf": [
+                {"enum": list(_WORDS), "type": "string"},
+                _FUNCTION,
+                _ALLOWED,
+                {"type": "null"},
+            ]
+        },
+        description="none, auto, required, the function to call, or the tools that may be called; "
+        "default: auto if there are tools",
+    )
+    parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _choice_is_known(cls, choice: Any) -> Any:
+        choice_of(choice)
+        return choice
+
+
+def choice_of(choice: Any) -> ToolChoice:
+    """Read a ``tool_choice``. The flatter forms of OpenAI's Responses API are accepted too.
+
+    Raises:
+        ValueError: it has none of the forms.
+    """
+    if choice is None:
+        return ToolChoice()
+    if isinstance(choice, str) and choice in _WORDS:
+        return ToolChoice(choice)
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind == "function":
+        return ToolChoice("required", (_name_of(choice),), once=True)
+    if kind == "allowed_tools":
+        allowed = choice.get("allowed_tools", choice)
+        tools = allowed.get("tools") if isinstance(allowed, dict) else None
+        if isinstance(tools, list) and tools and allowed.get("mode") in ("auto", "required"):
+            return ToolChoice(allowed["mode"], tuple(dict.fromkeys(map(_name_of, tools))))
+    raise ValueError(f"must be {_FORMS}")
+
+
+def _name_of(tool: Any) -> str:
+    function = tool.get("function", tool) if isinstance(tool, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not (isinstance(name, str) and name and tool.get("type") == "function"):
+        raise ValueError(f"must be {_FORMS}")
+    return name
+
+
+def _mistake_in(schema: dict[str, Any]) -> str:
+    """Find what cannot be in the schema of an object; workers check the rest where calls are bound to it."""
+    kinds = schema.get("type") or "object"
+    if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
+        return f"type is {str(kinds)[:40]!r}, not 'object'"
+    properties = schema.get("properties") or {}
+    if not isinstance(properties, dict):
+        return "properties must be an object"
+    for name, inner in properties.items():
+        if not isinstance(inner, (dict, bool)):
+            return f"properties.{name[:60]} must be a schema"
+    required = schema.get("required") or []
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        return "required must be a list of names"
+    return ""
 
 
 class CalledFunction(BodyPart):

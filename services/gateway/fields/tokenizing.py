@@ -5,8 +5,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from moesaic.services.gateway.fields.bodies import RequestBody, TokenId
-from moesaic.services.gateway.fields.messages import Message
-from moesaic.services.gateway.fields.tools import Tools
+from moesaic.services.gateway.fields.messages import Message, Tools
 
 
 class TokenizeWire(RequestBody):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moesaic.errors import InvalidInput
-from moesaic.services.gateway.access.limits import TenantLimited
+from moesaic.services.gateway.access import TenantLimited
 from moesaic.services.gateway.files.disk import entries, sync_names
 from moesaic.services.gateway.files.shelf import BatchRecord, Shelf
 

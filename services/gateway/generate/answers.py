@@ -1,21 +1,214 @@
-"""Answers of a generating request: begun at the workers, growing, as text."""
+"""Answers of a generating request: begun at the workers, growing as text, ended at a stop string."""
 
 from collections.abc import AsyncGenerator, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
+from moesaic.models.text.dialects.reader import Part, Reader
 from moesaic.models.text.tokenizer import StreamDecoder
-from moesaic.services.gateway.admission import Admitted
+from moesaic.services.gateway.fields.bodies import few
 from moesaic.services.gateway.fields.generating import ChatWire, GenerationWire
-from moesaic.services.gateway.fields.unsupported import few
-from moesaic.services.gateway.generate.bad_words import bad_words_of
-from moesaic.services.gateway.generate.choices import Ending, GrowingChoice, Piece
-from moesaic.services.gateway.generate.runs import AnswerLimits, LogprobCounts, runs_of
+from moesaic.services.gateway.gateway import Admitted
+from moesaic.services.gateway.generate.runs import (
+    AnswerLimits,
+    LogprobCounts,
+    bad_words_of,
+    grammar_of,
+    runs_of,
+)
 from moesaic.services.gateway.generate.speech import PLAIN, Speech, unenforced_names
-from moesaic.services.gateway.generate.structure import grammar_of
 from moesaic.services.gateway.replies.accounts import Provenance, Usage, provenance_of, usage_of
 from moesaic.services.gateway.workers.run import Run
-from moesaic.v1.attention_pb2 import Finished, Grammar, Tokens
+from moesaic.v1.attention_pb2 import FINISH_REASON_LENGTH, Finished, Grammar, TokenLogprob, Tokens
 
+FinishReason = Literal["stop", "length", "tool_calls"]
 PER_ANSWER_CHARS = 30  # what making one costs, as text
+
+
+class StopFinder:
+    """Withholds text that may be the beginning of a stop string until it is known.
+
+    The stop string whose occurrence ends first wins, the longest of several that end together. The text that is shown
+    does not depend on the pieces that it came in.
+    """
+
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
+        self._stops = tuple(sorted(set(stops), key=len, reverse=True))
+        self._include = include
+        self._held = ""
+        self.hit: str | None = None
+
+    def feed(self, text: str) -> str:
+        """Take more text, give the part to show; after a hit, ``hit`` names it and nothing more is shown."""
+        if self.hit is not None:
+            return ""
+        if not self._stops:
+            return text
+        text = self._held + text
+        found = [
+            (at + len(stop), -len(stop), stop)
+            for stop in self._stops
+            if (at := text.find(stop)) >= 0
+        ]
+        if found:
+            end, _, self.hit = min(found)
+            self._held = ""
+            return text[: end if self._include else end - len(self.hit)]
+        keep = self._undecided(text)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def flush(self) -> str:
+        """Give the withheld text: no more is coming."""
+        held, self._held = self._held, ""
+        return held
+
+    def _undecided(self, text: str) -> int:
+        """Measure the longest ending of ``text`` that begins some stop string."""
+        longest = 0
+        for stop in self._stops:
+            for length in range(min(len(text), len(stop) - 1), longest, -1):
+                if text.endswith(stop[:length]):
+                    longest = length
+                    break
+        return longest
+
+
+class TextDecoder(Protocol):
+    """The part of ``moesaic.models.text.tokenizer.StreamDecoder`` that a choice needs."""
+
+    def feed(self, token_ids: Sequence[int]) -> str:
+        """Give the text that these tokens complete."""
+        ...
+
+    def flush(self) -> str:
+        """Give the text of tokens that complete nothing."""
+        ...
+
+
+@dataclass
+class Piece:
+    """New text and tokens of one choice."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: Sequence[TokenLogprob] = ()
+    parts: list[Part] = field(default_factory=list)  # the same text, where a reader takes it apart
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None  # the stop string or token that the caller asked for
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Ends of an answer besides the model's own end tokens."""
+
+    stops: Sequence[str] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    include_stop: bool = False
+    min_tokens: int = 0  # stop strings count only after that many
+
+
+class GrowingChoice:
+    """One answer, up to its end.
+
+    Stop strings are searched only in the content that the caller gets. If a reader splits the answer, they are not
+    searched in reasoning and calls, and a match lies within one part.
+    """
+
+    def __init__(
+        self, index: int, decoder: TextDecoder, ending: Ending, reader: Reader | None = None
+    ) -> None:
+        self.index = index
+        self.num_tokens = self.num_reasoning_tokens = 0
+        self.finished = self.called = False
+        self._decoder, self._ending, self._reader = decoder, ending, reader
+        self._finder = StopFinder(ending.stops, include=ending.include_stop)
+
+    def feed(self, tokens: Tokens) -> Piece:
+        """Take tokens. If they complete a stop string, or a call that is to be the only one, the piece has a finish
+        reason and the rest is dropped.
+        """
+        piece = Piece(self.index, "", [])
+        for token_id in tokens.token_ids:
+            self.num_tokens += 1
+            piece.token_ids.append(token_id)
+            if self._reader is not None:
+                self.num_reasoning_tokens += self._reader.reasoning
+            self._take(piece, self._decoder.feed([token_id]))
+            if self._finder.hit is not None or self._is_read:
+                break
+        piece.logprobs = tokens.logprobs[: len(piece.token_ids)]
+        if self._finder.hit is not None or self._is_read:
+            return self._ended(piece, "stop")
+        return piece
+
+    def finish(self, finished: Finished) -> Piece:
+        """Take the worker's last word. The end token is a token of the answer, though its text is not shown."""
+        piece = Piece(self.index, "", [])
+        self._take(piece, self._decoder.flush())
+        if finished.reason == FINISH_REASON_LENGTH:
+            return self._ended(piece, "length")
+        stop_reason: int | None = None
+        if finished.HasField("stop_token_id"):
+            self.num_tokens += 1
+            piece.token_ids = [finished.stop_token_id]
+            if finished.HasField("stop_logprob"):
+                piece.logprobs = [finished.stop_logprob]
+            if finished.stop_token_id in self._ending.stop_token_ids:
+                stop_reason = finished.stop_token_id
+            if self._ending.include_stop and self._finder.hit is None:
+                self._release(piece)
+                self._finder = StopFinder(())  # an end token is not a stop string
+                self._take(piece, self._decoder.feed(piece.token_ids) + self._decoder.flush())
+        return self._ended(piece, "stop", stop_reason)
+
+    @property
+    def _is_read(self) -> bool:
+        return self._reader is not None and self._reader.done
+
+    def _take(self, piece: Piece, text: str) -> None:
+        if self._reader is None:
+            piece.text += self._searched(text)
+        else:
+            self._put(piece, self._reader.feed(text))
+
+    def _put(self, piece: Piece, parts: Iterable[Part]) -> None:
+        """Add parts to a piece, up to the first stop string in their content."""
+        for part in parts:
+            if self._finder.hit is not None:
+                return
+            if part.kind != "content":
+                self._release(piece)
+                piece.parts.append(part)
+                self.called = self.called or part.kind == "call"
+            elif text := self._searched(part.text):
+                piece.parts.append(Part("content", text))
+
+    def _searched(self, text: str) -> str:
+        """Search stop strings; returns the text that no stop string can take back."""
+        return self._finder.feed(text) if self.num_tokens > self._ending.min_tokens else text
+
+    def _release(self, piece: Piece) -> None:
+        """Release the withheld text, since no stop string can continue from it."""
+        held = self._finder.flush()
+        if held and self._reader is not None:
+            piece.parts.append(Part("content", held))
+        else:
+            piece.text += held
+
+    def _ended(self, piece: Piece, reason: FinishReason, stop: int | None = None) -> Piece:
+        self.finished = True
+        if self._reader is not None:
+            self._put(piece, self._reader.finish())
+        self._release(piece)
+        hit = self._finder.hit
+        piece.finish_reason, piece.stop_reason = (
+            ("stop", hit) if hit is not None else (reason, stop)
+        )
+        if piece.finish_reason == "stop" and self.called and hit is None:
+            piece.finish_reason = "tool_calls"
+        return piece
 
 
 async def begin(

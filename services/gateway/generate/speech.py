@@ -15,8 +15,8 @@ from moesaic.models.text.dialects.thinking import SWITCHES, Opened
 from moesaic.models.text.schemas.binding import TooLong
 from moesaic.models.text.schemas.raw_texts import slashes_escaped
 from moesaic.services.gateway.fields.generating import ChatWire
-from moesaic.services.gateway.fields.tools import ToolWire, choice_of
-from moesaic.services.gateway.generate.structure import bounded, check_strict, names_of, too_long
+from moesaic.services.gateway.fields.messages import ToolWire, choice_of
+from moesaic.services.gateway.generate.runs import bounded, check_strict, names_of, too_long
 from moesaic.services.gateway.language import Language
 from moesaic.v1.attention_pb2 import Grammar
 

@@ -7,7 +7,7 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from moesaic.services.gateway.access.scopes import NO_KEY, scope_of
+from moesaic.services.gateway.access import NO_KEY, scope_of
 from moesaic.services.gateway.http.problems import ErrorReply
 
 Responses = dict[int | str, dict[str, Any]]

@@ -1,18 +1,18 @@
-"""The record of an HTTP request, from its first byte to its last, that is logged and counted once."""
+"""The record of an HTTP request, logged and counted once at its end; a client that leaves ends its request."""
 
+import asyncio
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Literal, TypeGuard
+from typing import Any, Literal, TypeGuard, TypeVar
 
 import structlog
-from starlette.types import Scope
+from starlette.types import Receive, Scope
 
+from moesaic.errors import MoesaicError
 from moesaic.services.gateway import metrics
-from moesaic.services.gateway.access.limits import TenantAllowance, TenantLimited
-from moesaic.services.gateway.access.places import Places
-from moesaic.services.gateway.access.scopes import PROBED
+from moesaic.services.gateway.access import PROBED, Places, TenantAllowance, TenantLimited
 from moesaic.services.gateway.http.problems import HttpProblem
 from moesaic.telemetry.metrics import series
 
@@ -21,6 +21,8 @@ log = structlog.get_logger()
 Outcome = Literal["done", "errored", "cancelled"]
 CLIENT_CLOSED = 499
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+T = TypeVar("T")
+LOOK_AFTER_S = 0.02  # to look is a task of its own, and many an answer is out by then
 
 
 def is_request_id(value: str | None) -> TypeGuard[str]:
@@ -162,3 +164,57 @@ class RequestRecord:
             completion_tokens=self.completion_tokens,
             attempts=self.attempts,
         )
+
+
+class ClientClosed(MoesaicError):
+    """The client closed the connection before the end of the answer."""
+
+    code = "client_closed_request"
+    http_status = CLIENT_CLOSED
+
+    def __init__(self) -> None:
+        super().__init__("the client closed the connection")
+
+
+async def gone(receive: Receive) -> None:
+    """Wait until the client disconnects."""
+    while (await receive())["type"] != "http.disconnect":
+        continue
+
+
+async def while_connected(
+    receive: Receive, work: Coroutine[Any, Any, T], ended: Callable[[], bool] = lambda: False
+) -> T:
+    """Do the work unless the client disconnects first, which cancels it; a disconnect once it has ``ended`` does not.
+
+    Raises:
+        ClientClosed: the client disconnected.
+    """
+    loop, worker = asyncio.get_running_loop(), asyncio.current_task()
+    assert worker is not None  # a coroutine always runs in a task
+    leaving: asyncio.Task[None] | None = None
+    left = over = False
+
+    def watch() -> None:
+        nonlocal leaving
+        leaving = loop.create_task(gone(receive))
+        leaving.add_done_callback(stop)
+
+    def stop(leaving: "asyncio.Task[None]") -> None:
+        nonlocal left
+        if not (over or leaving.cancelled() or ended()):
+            left = True
+            worker.cancel()
+
+    looking = loop.call_later(LOOK_AFTER_S, watch)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if left and worker.uncancel() == 0:
+            raise ClientClosed from (leaving.exception() if leaving is not None else None)
+        raise  # somebody else wants this task to end
+    finally:
+        over = True  # it may have been seen in the same round of the loop
+        looking.cancel()
+        if leaving is not None:
+            leaving.cancel()

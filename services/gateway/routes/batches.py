@@ -11,8 +11,7 @@ from starlette.routing import BaseRoute
 
 from moesaic.batch.state import WINDOW_S, Batch
 from moesaic.errors import InvalidInput
-from moesaic.services.gateway.fields.bodies import InferenceWire
-from moesaic.services.gateway.fields.formats import BodyPart
+from moesaic.services.gateway.fields.bodies import BodyPart, InferenceWire
 from moesaic.services.gateway.files.disk import NoSuch, new_id, on_disk
 from moesaic.services.gateway.files.shelf import BatchRecord
 from moesaic.services.gateway.gateway import record_of, shelf_of, store_of

@@ -3,14 +3,14 @@
 from fastapi import APIRouter, Request, Response
 
 from moesaic.errors import InvalidInput
-from moesaic.services.gateway.admission import admit
+from moesaic.services.gateway.fields.bodies import with_template
 from moesaic.services.gateway.fields.generating import ChatWire
 from moesaic.services.gateway.fields.messages import turns_of
-from moesaic.services.gateway.fields.unsupported import with_template
+from moesaic.services.gateway.gateway import admit
 from moesaic.services.gateway.generate.answers import begin
-from moesaic.services.gateway.generate.chat_shape import ChatShape
 from moesaic.services.gateway.generate.deliver import Delivery
 from moesaic.services.gateway.generate.runs import LogprobCounts
+from moesaic.services.gateway.generate.shapes import ChatShape
 from moesaic.services.gateway.generate.speech import (
     Speech,
     template_kwargs_of,

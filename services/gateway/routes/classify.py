@@ -7,14 +7,13 @@ from fastapi import APIRouter, Request, Response
 from moesaic.classification.candidates import Read
 from moesaic.classification.forms import Classification, Form, Label, assemble, normal_form
 from moesaic.errors import InvalidInput
-from moesaic.services.gateway.admission import admit
 from moesaic.services.gateway.fields.bodies import as_list
-from moesaic.services.gateway.fields.classifying import ClassifyWire, LabelWire
-from moesaic.services.gateway.gateway import Gateway
+from moesaic.services.gateway.fields.scoring import ClassifyWire, LabelWire
+from moesaic.services.gateway.gateway import Gateway, admit
 from moesaic.services.gateway.http.openapi import INFERENCE, answers
 from moesaic.services.gateway.http.problems import RouteNotEnabled
 from moesaic.services.gateway.language import PER_MESSAGE_CHARS
-from moesaic.services.gateway.replies.classifying import Classified, ClassifiedLabel, ClassifiedText
+from moesaic.services.gateway.replies.scoring import Classified, ClassifiedLabel, ClassifiedText
 from moesaic.services.gateway.routes.json_route import JsonRoute
 from moesaic.services.gateway.score.reading import MAX_READS, Bounds, list_reply, read_answers
 

@@ -4,12 +4,12 @@ from array import array
 
 from fastapi import APIRouter, Request, Response
 
-from moesaic.services.gateway.admission import admit
 from moesaic.services.gateway.fields.generating import CompletionWire
+from moesaic.services.gateway.gateway import admit
 from moesaic.services.gateway.generate.answers import begin
-from moesaic.services.gateway.generate.completion_shape import CompletionShape
 from moesaic.services.gateway.generate.deliver import Delivery
 from moesaic.services.gateway.generate.runs import LogprobCounts
+from moesaic.services.gateway.generate.shapes import CompletionShape
 from moesaic.services.gateway.http.openapi import INFERENCE, answers
 from moesaic.services.gateway.language import Language
 from moesaic.services.gateway.replies.generating import Completion

@@ -7,7 +7,6 @@ from fastapi import APIRouter, Request, Response
 
 from moesaic.classification.candidates import Read
 from moesaic.classification.decisions import Question, evidence_of, mean_level, put
-from moesaic.services.gateway.admission import admit
 from moesaic.services.gateway.fields.decisions import (
     AnyQuestionWire,
     ChoiceWire,
@@ -15,7 +14,7 @@ from moesaic.services.gateway.fields.decisions import (
     GradeWire,
     asked_of,
 )
-from moesaic.services.gateway.gateway import Gateway
+from moesaic.services.gateway.gateway import Gateway, admit
 from moesaic.services.gateway.http.openapi import INFERENCE, answers
 from moesaic.services.gateway.http.reply import reply
 from moesaic.services.gateway.language import PER_MESSAGE_CHARS

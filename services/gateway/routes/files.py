@@ -16,9 +16,9 @@ from moesaic.services.gateway.files.disk import NoSuch, new_id, on_disk
 from moesaic.services.gateway.files.shelf import StoredFile
 from moesaic.services.gateway.files.upload import Uploaded, receive_upload
 from moesaic.services.gateway.gateway import record_of, shelf_of
-from moesaic.services.gateway.http.disconnect import ClientClosed
 from moesaic.services.gateway.http.openapi import READS_BODY, answers
 from moesaic.services.gateway.http.reply import reply
+from moesaic.services.gateway.http.request_record import ClientClosed
 from moesaic.services.gateway.routes.pages import Page, page_of
 
 router = APIRouter()

@@ -7,9 +7,9 @@ from fastapi import APIRouter, Request, Response
 
 import moesaic
 from moesaic.errors import InvalidInput, ModelNotFound
+from moesaic.services.gateway.fields.bodies import with_template
 from moesaic.services.gateway.fields.messages import turns_of
 from moesaic.services.gateway.fields.tokenizing import DetokenizeWire, TokenizeWire
-from moesaic.services.gateway.fields.unsupported import with_template
 from moesaic.services.gateway.gateway import Gateway, gateway_of, record_of
 from moesaic.services.gateway.http.openapi import READS_BODY, answers
 from moesaic.services.gateway.http.reply import reply

@@ -9,19 +9,18 @@ from fastapi import APIRouter, Request, Response
 from moesaic.classification.candidates import Read, odds
 from moesaic.classification.relevance import Relevance, relevance_of
 from moesaic.errors import InvalidInput
-from moesaic.services.gateway.admission import Admitted, admit
-from moesaic.services.gateway.fields.pairs import (
+from moesaic.services.gateway.fields.scoring import (
     GenerativeScoringWire,
     Pairs,
     RerankWire,
     ScoreWire,
 )
-from moesaic.services.gateway.gateway import Gateway
-from moesaic.services.gateway.http.disconnect import while_connected
+from moesaic.services.gateway.gateway import Admitted, Gateway, admit
 from moesaic.services.gateway.http.openapi import INFERENCE, answers
 from moesaic.services.gateway.http.reply import reply
+from moesaic.services.gateway.http.request_record import while_connected
 from moesaic.services.gateway.language import PER_MESSAGE_CHARS, Language
-from moesaic.services.gateway.replies.pairs import (
+from moesaic.services.gateway.replies.scoring import (
     ItemScore,
     ItemScores,
     PairScore,

@@ -15,12 +15,10 @@ from starlette.responses import Response
 
 from moesaic.classification.candidates import Candidates, Read
 from moesaic.errors import InvalidInput, MoesaicError
-from moesaic.services.gateway.admission import Admitted
-from moesaic.services.gateway.fields.bodies import InferenceWire
-from moesaic.services.gateway.fields.unsupported import with_template
-from moesaic.services.gateway.gateway import Gateway
-from moesaic.services.gateway.http.disconnect import while_connected
+from moesaic.services.gateway.fields.bodies import InferenceWire, with_template
+from moesaic.services.gateway.gateway import Admitted, Gateway
 from moesaic.services.gateway.http.reply import reply
+from moesaic.services.gateway.http.request_record import while_connected
 from moesaic.services.gateway.replies.accounts import (
     ListReply,
     Provenance,
@@ -28,8 +26,7 @@ from moesaic.services.gateway.replies.accounts import (
     provenance_of,
     usage_of,
 )
-from moesaic.services.gateway.workers.failures import WorkFailed
-from moesaic.services.gateway.workers.run import RequestTerms, Run
+from moesaic.services.gateway.workers.run import RequestTerms, Run, WorkFailed
 from moesaic.v1.attention_pb2 import Candidate, Finished, Generation, Scores, Scoring
 
 MAX_READS = 4096  # of one request

@@ -13,12 +13,19 @@ from types import TracebackType
 import structlog
 
 from moesaic.errors import MoesaicError, NotReady, Overloaded, PeerLost
-from moesaic.prefix.crowd import Crowd, Room
+from moesaic.prefix.fleet import Crowd, Room
 from moesaic.services.gateway import metrics
-from moesaic.services.gateway.access.places import Places
-from moesaic.services.gateway.workers.failures import SlowClient, WorkerLost, WorkFailed
-from moesaic.services.gateway.workers.run import Deadline, Run
-from moesaic.services.gateway.workers.tasks import Event, Key, Task
+from moesaic.services.gateway.access import Places
+from moesaic.services.gateway.workers.run import (
+    Deadline,
+    Event,
+    Key,
+    Run,
+    SlowClient,
+    Task,
+    WorkerLost,
+    WorkFailed,
+)
 from moesaic.services.gateway.workers.workers import Workers
 from moesaic.v1.attention_pb2 import (
     FINISH_REASON_LENGTH,

@@ -1,6 +1,7 @@
 """The prefix router at work: the workers' streams report to it, and it gives each task a worker."""
 
 import asyncio
+import math
 from collections.abc import Callable, Collection
 
 import structlog
@@ -8,14 +9,12 @@ import structlog
 from moesaic.errors import NotReady, Overloaded
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.configuration.flops import flops_of, saturation_of
-from moesaic.prefix.block_feed import BlockFeed
-from moesaic.prefix.block_hashes import BLOCK_SIZE, HASH_BYTES, BlockHasher, naming_key
+from moesaic.prefix.blocks import BLOCK_SIZE, HASH_BYTES, BlockFeed, BlockHasher, naming_key
+from moesaic.prefix.fleet import Job, OthersWork, QueueLimits
 from moesaic.prefix.router import PrefixRouter, RouterLimits
-from moesaic.prefix.shadows import Job, OthersWork, QueueLimits
 from moesaic.services.gateway import metrics
 from moesaic.services.gateway.settings import GatewaySettings
-from moesaic.services.gateway.workers.answer_lengths import AnswerLengths
-from moesaic.services.gateway.workers.tasks import Key, Task
+from moesaic.services.gateway.workers.run import Key, Task
 from moesaic.telemetry.metrics import series
 from moesaic.v1.attention_pb2 import (
     BlockChanges,
@@ -28,14 +27,31 @@ from moesaic.v1.attention_pb2 import (
 )
 from moesaic.v1.attention_pb2 import OthersWork as TheirWork
 
+WEIGHT = 1 / 32  # of the newest answer
 log = structlog.get_logger()
 
 MAX_WAIT_S = 1.0  # that saturated workers hold a request back
 QUEUED_PER_REQUEST = 4.0  # a request may have several sequences
 MAX_BLOCKS = 1 << 19  # pairs of worker and cached block, about 150 bytes each
 NEVER_SATURATED = 1 << 80  # FLOPs; until a worker has said how large its steps are
-
 Place = Callable[[Key, Task], None]
+
+
+class AnswerLengths:
+    """A moving average of the lengths of answers, in tokens."""
+
+    def __init__(self) -> None:
+        self._mean: float | None = None
+
+    def add(self, num_tokens: int) -> None:
+        """Note the length of an answer that has ended."""
+        mean = num_tokens if self._mean is None else self._mean
+        self._mean = mean + WEIGHT * (num_tokens - mean)
+
+    def expected(self, max_tokens: int) -> int:
+        """Expect a length of an answer that may have ``max_tokens``; at least 1."""
+        mean = max_tokens if self._mean is None else math.ceil(self._mean)
+        return max(1, min(max_tokens, mean))
 
 
 class Routing:

@@ -1,22 +1,40 @@
-"""One run of a request: a prompt, what is made of it, and the progress over all its attempts."""
+"""One run of a request: a prompt, its attempts as tasks for workers, and the progress over all of them."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from moesaic.errors import DeadlineExceeded, MoesaicError, PeerLost
 from moesaic.services.gateway import metrics
-from moesaic.services.gateway.workers.tasks import Key, Task
 from moesaic.v1.attention_pb2 import (
     Degradation,
+    Failure,
     Finished,
     Generation,
     PromptLogprobs,
+    Scores,
     Scoring,
     Submit,
     TokenLogprob,
     Tokens,
 )
+
+Event = PromptLogprobs | Tokens | Scores | Finished | Failure | MoesaicError
+Key = tuple[str, int]  # worker id and generation: a restarted worker is another one
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """One attempt of one sequence, as its worker's stream knows it."""
+
+    submit: Submit
+    placed: Callable[[Key], None]  # called once, when a worker is about to get it
+    deliver: Callable[[Event], None]
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Name of the task in events."""
+        return self.submit.request_id, self.submit.attempt
 
 
 @dataclass(frozen=True)
@@ -182,3 +200,38 @@ def _size_of(work: Generation | Scoring) -> int:
 
 def _gap(expected: int, came: int) -> PeerLost:
     return PeerLost("an attention worker", f"token {expected} expected, {came} came")
+
+
+class WorkFailed(MoesaicError):
+    """A worker answered with a failure; the fields are the worker's."""
+
+    def __init__(self, failure: Failure) -> None:
+        self.code = failure.code or "internal_error"  # type: ignore[misc]  # of this one failure
+        self.http_status = failure.http_status or 500  # type: ignore[misc]  # of this one failure
+        self.retryable = failure.retryable  # type: ignore[misc]  # of this one failure
+        self.retry_after_s = failure.retry_after_s or None
+        self.field = failure.field or None
+        super().__init__(failure.message)
+
+
+class WorkerLost(PeerLost):
+    """An attention worker was lost, with all runs that it had.
+
+    Attributes:
+        blame: the part of each of these runs in the loss. It is 0 where the worker was paused or cut off, which no
+            run does.
+    """
+
+    def __init__(self, cause: str, blame: float) -> None:
+        self.blame = blame
+        super().__init__("an attention worker", cause)
+
+
+class SlowClient(MoesaicError):
+    """The client reads its stream slower than tokens are made."""
+
+    code = "slow_client"
+    http_status = 408
+
+    def __init__(self) -> None:
+        super().__init__("the client reads too slowly; its request was cancelled")

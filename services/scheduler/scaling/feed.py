@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from moesaic.cluster.leadership import Leadership
 from moesaic.cluster.load_view import KEPT, REPORT_EVERY_S, STREAM
 from moesaic.cluster.redis.bus import Bus
-from moesaic.costs.book import model_of_fleet
+from moesaic.costs import model_of_fleet
 from moesaic.messages.performance import LoadReport, PerformanceModel
 from moesaic.messages.scaling import ScalingPolicy
 from moesaic.scaling.contract import Objectives

@@ -27,7 +27,7 @@ from moesaic.cli.suite.processes import services_of
 from moesaic.cli.suite.service_settings import check_settings, given_settings
 from moesaic.cli.terminal.outcome import CommandError
 from moesaic.models.configuration.config import ModelConfig, load_config
-from moesaic.prefix.block_hashes import BLOCK_SIZE
+from moesaic.prefix.blocks import BLOCK_SIZE
 
 GIB = 1 << 30
 ROOMY = {MACHINE: 64 * GIB}

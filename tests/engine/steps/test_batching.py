@@ -13,7 +13,7 @@ from moesaic.engine.steps.admission import EngineLimits
 from moesaic.engine.steps.batching import Batcher
 from moesaic.engine.steps.queues import PlannedStep
 from moesaic.errors import Overloaded
-from moesaic.prefix.block_hashes import BLOCK_SIZE, BlockHasher
+from moesaic.prefix.blocks import BLOCK_SIZE, BlockHasher
 from tests.engine.steps.steps import advance, calls_of, commit
 
 LIMITS = EngineLimits(

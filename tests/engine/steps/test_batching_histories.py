@@ -17,7 +17,7 @@ from moesaic.engine.steps.queues import PlannedStep
 from moesaic.engine.steps.sweeps import Slice
 from moesaic.errors import InvalidInput, Overloaded
 from moesaic.fairness import who_gives_way
-from moesaic.prefix.block_hashes import BLOCK_SIZE, BlockHasher
+from moesaic.prefix.blocks import BLOCK_SIZE, BlockHasher
 from moesaic.prefix.flops import AttentionFlops, ModelFlops
 from tests.engine.steps.steps import advance
 

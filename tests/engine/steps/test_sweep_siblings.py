@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks.parity.cases import VOCAB_SIZE
 from moesaic.engine.sequences.requests import RequestKey, ScoringTask
-from moesaic.prefix.block_hashes import BLOCK_SIZE
+from moesaic.prefix.blocks import BLOCK_SIZE
 from tests.engine.rig import LIMITS, rig
 
 NUM_LAYERS = 3  # of the tiny model

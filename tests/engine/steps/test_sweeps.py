@@ -25,7 +25,7 @@ from moesaic.engine.sequences.requests import (
 from moesaic.engine.steps.batching import Batcher
 from moesaic.engine.steps.sweeps import Slice
 from moesaic.errors import DeadlineExceeded, InvalidInput
-from moesaic.prefix.block_hashes import BLOCK_SIZE
+from moesaic.prefix.blocks import BLOCK_SIZE
 from moesaic.prefix.flops import AttentionFlops, ModelFlops
 from tests.engine.rig import LIMITS, FlakyDispatcher, rig
 from tests.engine.steps.steps import calls_of

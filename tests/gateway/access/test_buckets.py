@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moesaic.services.gateway.access.buckets import MINUTE_NS, Bucket
-from moesaic.services.gateway.access.limits import duration
+from moesaic.services.gateway.access import MINUTE_NS, Bucket, duration
 
 STEPS = st.lists(
     st.tuples(

@@ -8,8 +8,8 @@ import pytest
 
 from moesaic.api_keys import digest_of, new_api_key
 from moesaic.errors import InvalidInput
-from moesaic.services.gateway.access import tenants as module
-from moesaic.services.gateway.access.tenants import Tenants
+from moesaic.services.gateway import access as module
+from moesaic.services.gateway.access import Tenants
 
 COMPLETION = {"prompt": "hello", "max_tokens": 4}
 OPEN = {"/livez", "/readyz", "/health"}

@@ -37,7 +37,7 @@ class Clock:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("moesaic.services.gateway.access.limits.time", clock)
+    monkeypatch.setattr("moesaic.services.gateway.access.time", clock)
     return clock
 
 

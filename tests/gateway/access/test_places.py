@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moesaic.services.gateway.access.places import Places
+from moesaic.services.gateway.access import Places
 
 
 class Request:

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moesaic.models.text.tokenizer import StreamDecoder
-from moesaic.services.gateway.generate.answers import joined
-from moesaic.services.gateway.generate.choices import Ending, GrowingChoice
+from moesaic.services.gateway.generate.answers import Ending, GrowingChoice, joined
 from moesaic.services.gateway.language import Language
 from moesaic.v1 import attention_pb2 as pb
 

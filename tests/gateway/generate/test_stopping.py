@@ -3,7 +3,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moesaic.services.gateway.generate.stopping import StopFinder
+from moesaic.services.gateway.generate.answers import StopFinder
 
 TEXTS = st.text(alphabet="ab\u2028", max_size=30)
 STOPS = st.lists(st.text(alphabet="ab\u2028", min_size=1, max_size=4), max_size=4)

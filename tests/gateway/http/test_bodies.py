@@ -17,7 +17,7 @@ from moesaic.json_texts import (
     JsonRoom,
     decode_text,
 )
-from moesaic.services.gateway.http.bodies import InvalidJson, decode_body
+from moesaic.services.gateway.routes.json_route import InvalidJson, decode_body
 
 TEXT = 'a, b: [c] {d} "e" \\ \\" \N{GRINNING FACE}\n'
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
-from moesaic.services.gateway.http.browsers import BrowserGuard
+from moesaic.services.gateway.entry import BrowserGuard
 
 LOOPBACK = [
     *("127.0.0.1", "127.0.0.1:8000", "127.8.9.1:1", "127.1", "0x7f.1:8", "2130706433:80"),

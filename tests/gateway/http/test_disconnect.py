@@ -7,16 +7,18 @@ import pytest
 from starlette.types import Message
 
 from moesaic.errors import DeadlineExceeded, NotReady
-from moesaic.services.gateway.access.places import Places
-from moesaic.services.gateway.generate import stream
-from moesaic.services.gateway.generate.stream import EventStream
-from moesaic.services.gateway.http import disconnect
-from moesaic.services.gateway.http.disconnect import ClientClosed, while_connected
-from moesaic.services.gateway.http.request_record import RequestRecord
+from moesaic.services.gateway.access import Places
+from moesaic.services.gateway.generate import deliver
+from moesaic.services.gateway.generate.deliver import EventStream
+from moesaic.services.gateway.http import request_record
+from moesaic.services.gateway.http.request_record import (
+    ClientClosed,
+    RequestRecord,
+    while_connected,
+)
 from moesaic.services.gateway.settings import GatewaySettings
 from moesaic.services.gateway.workers.execution import Execution
-from moesaic.services.gateway.workers.failures import SlowClient
-from moesaic.services.gateway.workers.run import Deadline, Run
+from moesaic.services.gateway.workers.run import Deadline, Run, SlowClient
 from moesaic.services.gateway.workers.workers import Workers
 from moesaic.v1.attention_pb2 import Generation
 
@@ -26,8 +28,8 @@ SOON_S = 0.01
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disconnect, "LOOK_AFTER_S", SOON_S)
-    monkeypatch.setattr(stream, "SEND_S", 10 * SOON_S)
+    monkeypatch.setattr(request_record, "LOOK_AFTER_S", SOON_S)
+    monkeypatch.setattr(deliver, "SEND_S", 10 * SOON_S)
 
 
 async def never() -> Message:

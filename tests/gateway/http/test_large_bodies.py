@@ -14,9 +14,8 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from benchmarks.refusals.bodies import BodyLimits, large_bodies
 from moesaic.services.gateway.app import body_types
-from moesaic.services.gateway.fields.sampling import MAX_LOGIT_BIASES
-from moesaic.services.gateway.http.bodies import decode_body
-from moesaic.services.gateway.routes.json_route import SHORT_BYTES
+from moesaic.services.gateway.fields.generating import MAX_LOGIT_BIASES
+from moesaic.services.gateway.routes.json_route import SHORT_BYTES, decode_body
 
 KINDS = {kind: path for path, kind in reversed(list(body_types()))}
 SMALL = BodyLimits(1 << 13, 1 << 11, 1 << 10, 1 << 9)

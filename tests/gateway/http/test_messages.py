@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from moesaic.services.gateway.files.upload import MAX_FORM_BYTES
-from moesaic.services.gateway.http.heads import fault_of, split_target
-from moesaic.services.gateway.http.protocol import DRAIN_BYTES
+from moesaic.services.gateway.http.protocol import DRAIN_BYTES, fault_of, split_target
 
 BODY = b'{"prompt": "hello", "max_tokens": 4}'
 JSON = b"content-type: application/json\r\n"

@@ -4,14 +4,14 @@ import socket
 
 import pytest
 
-from moesaic.services.gateway.generate import stream
+from moesaic.services.gateway.generate import deliver
 from moesaic.v1 import attention_pb2 as pb
 
 
 async def test_a_client_that_does_not_read_is_given_up_and_others_go_on(
     open_house, scripts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "SEND_S", 0.3)
+    monkeypatch.setattr(deliver, "SEND_S", 0.3)
     token_id = scripts.ids("yes")[0]
     entry = pb.TokenLogprob(logprob=-1.0, top_token_ids=range(5, 25), top_logprobs=[-1.0] * 20)
 

@@ -3,14 +3,14 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moesaic.services.gateway.http import sse
+from moesaic.services.gateway.generate import deliver
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("\u2028\u2029\x85\r\n"))
 
 
 @given(TEXTS)
 def test_an_event_is_one_line_that_holds_the_value(text: str) -> None:
-    event = sse.event({"text": text}).decode()
+    event = deliver.event({"text": text}).decode()
 
     assert event.startswith("data: ")
     assert event.endswith("\n\n")

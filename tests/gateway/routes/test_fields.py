@@ -13,13 +13,17 @@ from pydantic import BaseModel, ValidationError
 from transformers import GenerationConfig
 
 from moesaic.errors import InvalidInput
-from moesaic.services.gateway.fields.classifying import ClassifyWire
+from moesaic.services.gateway.fields.bodies import check_extras
 from moesaic.services.gateway.fields.decisions import DecisionsWire
 from moesaic.services.gateway.fields.generating import ChatWire, CompletionWire
 from moesaic.services.gateway.fields.known import REFUSED
-from moesaic.services.gateway.fields.pairs import GenerativeScoringWire, RerankWire, ScoreWire
+from moesaic.services.gateway.fields.scoring import (
+    ClassifyWire,
+    GenerativeScoringWire,
+    RerankWire,
+    ScoreWire,
+)
 from moesaic.services.gateway.fields.tokenizing import DetokenizeWire, TokenizeWire
-from moesaic.services.gateway.fields.unsupported import check_extras
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}]}
 QUESTION = {"type": "predicate", "instructions": "a"}

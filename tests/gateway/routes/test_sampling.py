@@ -14,13 +14,15 @@ from moesaic.kernels.sampling import PickRules, pick_tokens, pick_tokens_referen
 from moesaic.services.attention.wire import MAX_TOP_LOGPROBS as MOST_OF_A_WORKER
 from moesaic.services.attention.wire import decode_submit
 from moesaic.services.gateway.fields.generating import (
+    INT64,
     MAX_TOP_LOGPROBS,
+    SAMPLED,
     ChatWire,
     CompletionWire,
     GenerationWire,
+    SamplingWire,
 )
 from moesaic.services.gateway.fields.known import REFUSED
-from moesaic.services.gateway.fields.sampling import INT64, SAMPLED, SamplingWire
 from moesaic.v1 import attention_pb2 as pb
 
 BY_HAND = {"seed", "bad_words"}  # what workers get of them is made, not copied

@@ -12,7 +12,7 @@ from moesaic.models.text.dialects.detection import dialect_of
 from moesaic.models.text.dialects.dialect import Wanted
 from moesaic.models.text.dialects.functions import ToolFunction
 from moesaic.models.text.dialects.reader import Part
-from moesaic.services.gateway.generate.choices import Ending, GrowingChoice, Piece
+from moesaic.services.gateway.generate.answers import Ending, GrowingChoice, Piece
 from moesaic.services.gateway.generate.speech import Speech
 from moesaic.v1 import attention_pb2 as pb
 from tests.gateway.tools.conftest import ASKED, FAMILIES

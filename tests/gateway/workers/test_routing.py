@@ -8,10 +8,10 @@ import pytest
 
 from moesaic.models.configuration.config import load_config
 from moesaic.models.configuration.flops import flops_of, saturation_of
-from moesaic.prefix.block_hashes import BlockHasher, naming_key
+from moesaic.prefix.blocks import BlockHasher, naming_key
 from moesaic.prefix.policies import POLICY_NAMES
 from moesaic.services.gateway.admin import GatewayAdmin
-from moesaic.services.gateway.workers.answer_lengths import AnswerLengths
+from moesaic.services.gateway.workers.routing import AnswerLengths
 from moesaic.v1 import attention_pb2 as pb
 from moesaic.v1 import gateway_pb2
 from moesaic_lab.routing.policies import BASELINES

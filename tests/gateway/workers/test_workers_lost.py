@@ -8,7 +8,7 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from moesaic.services.gateway.workers import stream as streams
+from moesaic.services.gateway.workers import workers as streams
 from moesaic.v1 import attention_pb2 as pb
 
 TEXT = "this is a story about a house"

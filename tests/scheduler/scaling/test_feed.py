@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from moesaic.cluster.leadership import Leadership
 from moesaic.cluster.load_view import STREAM
 from moesaic.cluster.redis.bus import Bus
-from moesaic.costs.book import CostBook
+from moesaic.costs import CostBook
 from moesaic.messages.performance import Arrival, FitSums, LoadReport, RequestLatency
 from moesaic.scaling.contract import Objectives
 from moesaic.services.scheduler.scaling.feed import LoadFeed
@@ -19,7 +19,7 @@ from moesaic.services.scheduler.scaling.feed import LoadFeed
 NOW = 1000.0
 TARGETS = Objectives(ttft_s=0.2, tpot_s=0.05)
 WORKERS = ("attention-0", "attention-1")
-LEADING = cast(Leadership, SimpleNamespace(held=True))
+LEADING = cast("Leadership", SimpleNamespace(held=True))
 
 
 def report(worker_id: str = "attention-0", at: float = NOW - 1, **fields: Any) -> LoadReport:
@@ -37,7 +37,7 @@ class Clock:
 
 
 def feed(*reports: LoadReport, clock: Clock | None = None) -> LoadFeed:
-    made = LoadFeed(cast(Bus, None), LEADING, clock or Clock())
+    made = LoadFeed(cast("Bus", None), LEADING, clock or Clock())
     for each in reports:
         made.take(each)
     return made

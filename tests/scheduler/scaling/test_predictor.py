@@ -11,7 +11,7 @@ from moesaic.cluster.leadership import Leadership
 from moesaic.cluster.placement_view import PlacementView
 from moesaic.cluster.redis.bus import Bus
 from moesaic.cluster.registry import Fleet
-from moesaic.costs.book import CostBook
+from moesaic.costs import CostBook
 from moesaic.messages.performance import Arrival, LoadReport
 from moesaic.messages.registry import WorkerRecord
 from moesaic.messages.scaling import FleetShape, ScalingPolicy
@@ -22,7 +22,7 @@ from moesaic.services.scheduler.scaling.predictor import FleetPredictor, activat
 
 NOW = 1_000_000.0
 POLICY = ScalingPolicy(mode="auto", window_s=60.0)
-LEADING = cast(Leadership, SimpleNamespace(held=True))
+LEADING = cast("Leadership", SimpleNamespace(held=True))
 
 
 def fleet_of(*names: str) -> Fleet:
@@ -54,12 +54,12 @@ def reports_of(name: str, begin: float, end: float, **fields: Any) -> list[LoadR
 
 
 def predictor_of(fleet: Fleet, *reports: LoadReport, caught_up: bool = True) -> FleetPredictor:
-    feed = LoadFeed(cast(Bus, None), LEADING, lambda: NOW)
+    feed = LoadFeed(cast("Bus", None), LEADING, lambda: NOW)
     for each in reports:
         feed.take(each)
     feed.is_caught_up = caught_up
-    view = cast(PlacementView, SimpleNamespace(current=None))
-    return FleetPredictor(fleet, view, cast(TrafficFeed, None), feed, lambda: NOW)
+    view = cast("PlacementView", SimpleNamespace(current=None))
+    return FleetPredictor(fleet, view, cast("TrafficFeed", None), feed, lambda: NOW)
 
 
 def test_the_window_is_what_reports_cover() -> None:
@@ -145,7 +145,7 @@ def predicting(fleet: Fleet) -> FleetPredictor:
     book = CostBook()
     for rows in range(1, 9):
         book.add("step", (1.0, 0.0, 0.0, rows, 10.0 * rows, 0.0), 0.1 + 0.01 * rows)
-    feed = LoadFeed(cast(Bus, None), LEADING, lambda: NOW)
+    feed = LoadFeed(cast("Bus", None), LEADING, lambda: NOW)
     for each in reports_of("a", NOW - 60, NOW, costs=book.sums()):
         feed.take(each)
     feed.is_caught_up = True
@@ -154,8 +154,8 @@ def predicting(fleet: Fleet) -> FleetPredictor:
     placement = SimpleNamespace(model_digest="m", layers=[0], workers=[])
     return FleetPredictor(
         fleet,
-        cast(PlacementView, SimpleNamespace(current=placement)),
-        cast(TrafficFeed, SimpleNamespace(of=lambda digest: traffic, served=lambda placed: None)),
+        cast("PlacementView", SimpleNamespace(current=placement)),
+        cast("TrafficFeed", SimpleNamespace(of=lambda digest: traffic, served=lambda placed: None)),
         feed,
         lambda: NOW,
     )

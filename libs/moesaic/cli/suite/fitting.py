@@ -10,7 +10,7 @@ from moesaic.cli.suite.options import SuiteOptions
 from moesaic.cli.terminal.outcome import CommandError, Exit
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.configuration.sizes import LEAST_KV_TOKENS
-from moesaic.prefix.block_hashes import BLOCK_SIZE
+from moesaic.prefix.blocks import BLOCK_SIZE
 
 if TYPE_CHECKING:
     from moesaic.settings import ServiceSettings

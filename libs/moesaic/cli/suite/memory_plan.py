@@ -23,7 +23,7 @@ from moesaic.models.configuration.sizes import (
     usual_kv_tokens,
     weight_bytes,
 )
-from moesaic.prefix.block_hashes import BLOCK_SIZE
+from moesaic.prefix.blocks import BLOCK_SIZE
 
 if TYPE_CHECKING:
     from moesaic.settings import ServiceSettings

@@ -20,7 +20,7 @@ from moesaic.cluster.redis.clients import (
 )
 from moesaic.cluster.redis.seals import Seals
 from moesaic.cluster.security.credentials import Credentials
-from moesaic.cluster.waiting.backoff import Backoff
+from moesaic.cluster.waiting import Backoff
 from moesaic.errors import NotReady, PeerLost
 
 log = structlog.get_logger()

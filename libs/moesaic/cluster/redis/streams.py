@@ -13,7 +13,7 @@ from moesaic.cluster.redis.connection import AHEAD_MS, RedisConnection
 from moesaic.cluster.redis.dead_letters import DeadLetters
 from moesaic.cluster.redis.entries import EntryReader, Fields
 from moesaic.cluster.redis.reading import Decoder, Unreadable
-from moesaic.cluster.waiting.backoff import Backoff
+from moesaic.cluster.waiting import Backoff
 from moesaic.errors import PeerLost
 
 log = structlog.get_logger()

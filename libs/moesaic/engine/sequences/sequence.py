@@ -15,7 +15,7 @@ from moesaic.engine.sequences.blocks import BlockPool, blocks_for
 from moesaic.engine.sequences.grammar import Matcher
 from moesaic.engine.sequences.requests import Degradation, GenerationTask, Request, ScoringTask
 from moesaic.fairness import Claim
-from moesaic.prefix.block_hashes import BLOCK_SIZE
+from moesaic.prefix.blocks import BLOCK_SIZE
 
 if TYPE_CHECKING:  # this room's core stays free of torch
     from torch import Tensor

@@ -27,7 +27,7 @@ from moesaic.engine.steps.queues import BatcherTally, PlannedStep, Running, Wait
 from moesaic.engine.steps.sweeps import blocks_to_sweep
 from moesaic.errors import InvalidInput, Overloaded
 from moesaic.fairness import Claim, who_gives_way
-from moesaic.prefix.block_hashes import BLOCK_SIZE
+from moesaic.prefix.blocks import BLOCK_SIZE
 
 
 @dataclass(frozen=True)

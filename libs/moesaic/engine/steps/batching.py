@@ -37,7 +37,7 @@ from moesaic.engine.steps.queues import (
 from moesaic.engine.steps.sharing import LightSteps, PromptRoom, StepSharing, light_parties
 from moesaic.engine.steps.sweeps import ROWS_ALONE, Slice, Sweeps
 from moesaic.fairness import Shares
-from moesaic.prefix.block_hashes import BLOCK_SIZE, BlockHasher
+from moesaic.prefix.blocks import BLOCK_SIZE, BlockHasher
 from moesaic.prefix.flops import ModelFlops
 
 RECENT_STEPS = 32  # in which a tenant counts as one that has work

@@ -25,7 +25,7 @@ from moesaic.engine.sequences.requests import ScoringTask
 from moesaic.engine.sequences.sequence import AnySequence, Chunk, ScoringSequence, reusable
 from moesaic.engine.steps.queues import WaitingQueue
 from moesaic.fairness import Claim, Shares
-from moesaic.prefix.block_hashes import BLOCK_SIZE
+from moesaic.prefix.blocks import BLOCK_SIZE
 from moesaic.prefix.flops import ModelFlops
 
 MOST_SWEEPS = 2  # at once

@@ -96,7 +96,7 @@ def _refuse_unsupported(fields: Fields) -> None:
 def _read_dtype(fields: Fields, weight_format: WeightFormat | None) -> Dtype:
     if not fields.has("dtype"):  # as gpt-oss: what is not codes there is bfloat16
         return "bfloat16" if weight_format else "float32"
-    return cast(Dtype, fields.choice("dtype", get_args(Dtype)))
+    return cast("Dtype", fields.choice("dtype", get_args(Dtype)))
 
 
 def _digest_of(files: list[Path]) -> str:

@@ -174,4 +174,4 @@ def require(fields: Fields, name: str, *allowed: str) -> None:
 
 def read_topk_method(fields: Fields, *allowed: TopkMethod) -> TopkMethod:
     """Read the way in which experts are chosen."""
-    return cast(TopkMethod, fields.choice("topk_method", allowed))
+    return cast("TopkMethod", fields.choice("topk_method", allowed))

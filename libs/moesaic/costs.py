@@ -1,5 +1,6 @@
-"""Fits seconds to amounts of work: a sum over terms, none negative, of which the newest measurements count most.
+"""Costs of the parts of a step. Pure: measurements in, a performance model with error bars out.
 
+A fit turns amounts of work into seconds: a sum over terms, none negative, of which the newest measurements count most.
 Least squares of relative errors: each measurement is weighed by what was expected of it, so that long ones are
 not worth more than short ones, and the mean is not biased towards short ones as it would be by what they took.
 
@@ -11,11 +12,12 @@ activate all: that fewer rows would need less time has to be seen.
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from moesaic.costs.least_squares import inverse, solve
-from moesaic.messages.performance import FitSums, PartCost
+from moesaic.messages.performance import PART_TERMS, FitSums, Part, PartCost, PerformanceModel
 
+_SINGULAR = 1e-9  # pivot of equations that say the same
 FORGET = 0.98  # what a measurement counts after the next one
 FITTED_AFTER = 4  # measurements a term, before expectations weigh the next ones
 EXPECT_ANEW = 32  # measurements after which expectations are made anew
@@ -27,6 +29,66 @@ LAST_RESORT = (
     "byte",
 )  # terms that explain only what no other explains as well
 _NEGLIGIBLE = 1e-9  # part of all squares
+
+
+class RandomChoice(NamedTuple):
+    """A gate that chooses at random: each row ``top_k`` of ``num_experts`` unlike experts."""
+
+    num_experts: int
+    top_k: int
+
+    def experts(self, rows: float) -> float:
+        """Count the experts of one layer that so many rows choose, on average.
+
+        The first rows add ``top_k`` each, later ones ever fewer, up to all there are.
+        """
+        return self.num_experts * (1.0 - math.pow(1.0 - self.top_k / self.num_experts, rows))
+
+
+def solve(
+    matrix: Sequence[Sequence[float]], wanted: Sequence[float], chosen: Sequence[int]
+) -> list[float] | None:
+    """Solve ``matrix @ x = wanted`` for the ``chosen`` rows and columns.
+
+    Args:
+        matrix: ``[n][n]``, symmetric, with ones on its diagonal.
+        wanted: ``[n]``.
+        chosen: indices.
+
+    Returns:
+        ``[len(chosen)]``; None if two unknowns cannot be told apart.
+    """
+    rows = [[matrix[i][j] for j in chosen] + [wanted[i]] for i in chosen]
+    if not _eliminate(rows):
+        return None
+    return [row[-1] for row in rows]
+
+
+def inverse(matrix: Sequence[Sequence[float]], chosen: Sequence[int]) -> list[list[float]]:
+    """Invert the ``chosen`` rows and columns of ``matrix``, which ``solve`` can solve."""
+    size = len(chosen)
+    rows = [
+        [matrix[i][j] for j in chosen] + [float(at == column) for column in range(size)]
+        for at, i in enumerate(chosen)
+    ]
+    _eliminate(rows)
+    return [row[size:] for row in rows]
+
+
+def _eliminate(rows: list[list[float]]) -> bool:
+    """Turn the left part of ``rows`` into ones on a diagonal; False if that cannot be."""
+    size = len(rows)
+    for at in range(size):
+        best = max(range(at, size), key=lambda i: abs(rows[i][at]))
+        rows[at], rows[best] = rows[best], rows[at]
+        pivot = rows[at][at]
+        if abs(pivot) < _SINGULAR:
+            return False
+        rows[at] = [each / pivot for each in rows[at]]
+        for i in range(size):
+            if i != at and (part := rows[i][at]):
+                rows[i] = [x - part * y for x, y in zip(rows[i], rows[at], strict=True)]
+    return True
 
 
 class CostFit:
@@ -183,3 +245,45 @@ def _uncertainty(
         for j, each in zip(support, row, strict=True):
             covariance[i][j] = variance * each * sums.weight / effective / (scale[i] * scale[j])
     return math.sqrt(variance), tuple(map(tuple, covariance))
+
+
+class CostBook:
+    """Measurements of all parts."""
+
+    def __init__(self, forget: float = FORGET) -> None:
+        """Know nothing; ``forget``: see ``CostFit``."""
+        self._forget = forget
+        self._fits: dict[Part, CostFit] = {}
+
+    def add(self, part: Part, amounts: Sequence[float], seconds: float) -> None:
+        """Learn one measurement.
+
+        Args:
+            part: that was measured.
+            amounts: of its terms, in the order of ``PART_TERMS``.
+            seconds: that it took.
+        """
+        self.fit(part).add(amounts, seconds)
+
+    def fit(self, part: Part) -> CostFit:
+        """Return the fit of a part."""
+        if part not in self._fits:
+            self._fits[part] = CostFit(PART_TERMS[part], self._forget)
+        return self._fits[part]
+
+    def sums(self) -> dict[str, FitSums]:
+        """Return all that is known, by part."""
+        return {part: fit.sums() for part, fit in self._fits.items() if fit.is_known}
+
+
+def model_of_fleet(
+    reports: Sequence[Mapping[str, FitSums]], device: str = "", source: str = ""
+) -> PerformanceModel:
+    """Make the model of what several workers have measured; parts that this version does not know are left out."""
+    parts: dict[str, PartCost] = {}
+    for part, terms in PART_TERMS.items():
+        found = [sums[part] for sums in reports if part in sums]
+        found = [each for each in found if len(each.responses) == len(terms) and each.weight > 0]
+        if found:
+            parts[part] = fitted(terms, merged(found))
+    return PerformanceModel(device=device, source=source, parts=parts)

@@ -1,6 +1,11 @@
-"""Index of the KV blocks at workers: block name to bitset of workers, without asking any worker.
+"""Blocks of cached tokens: their names, the index of the workers that have them, and workers' reports.
 
-Two reasons put a worker's bit into a block's bitset, and either keeps it:
+Equal names mean equal tokens, from a prompt's start on.
+To find a block by its name is to learn that somebody computed the same text, so nobody may construct
+a name: the hash is cryptographic and keyed, chained over all blocks before. It begins at a root that
+parts models, tenants (by their salt) and quality levels.
+
+In the index, two reasons put a worker's bit into a block's bitset, and either keeps it:
 
 | A block is | because |
 |---|---|
@@ -11,9 +16,75 @@ Names are chained, so prompts that share a block share all blocks before it: one
 prompts have in common.
 """
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
+from hashlib import blake2b, sha256
 from itertools import repeat
+
+BLOCK_SIZE = 16  # tokens that one name stands for
+HASH_BYTES = 16
+
+
+def naming_key(block_secret: str, cluster_secret: str = "") -> bytes:
+    """Make the key with which equal blocks get equal names everywhere.
+
+    Args:
+        block_secret: for this key alone, so that nobody needs another secret to name blocks.
+        cluster_secret: source of the key otherwise; the key does not give it away.
+    """
+    return sha256((block_secret or cluster_secret).encode()).digest()
+
+
+class BlockHasher:
+    """Names the blocks of prompts for one model; equal arguments give equal names everywhere."""
+
+    def __init__(self, key: bytes, model_digest: str, block_size: int) -> None:
+        """Name by a key.
+
+        Args:
+            key: a secret of at most 64 bytes.
+            model_digest: parts models.
+            block_size: tokens of a block.
+        """
+        self._key, self._model_digest, self._block_size = key, model_digest, block_size
+        self._keyed = blake2b(digest_size=HASH_BYTES, key=key, person=b"moesaic.block")
+
+    @property
+    def naming(self) -> bytes:
+        """Digest that only hashers with the same names share; it says nothing about the key."""
+        told = blake2b(digest_size=HASH_BYTES, key=self._key, person=b"moesaic.naming")
+        told.update(f"{self._block_size} {self._model_digest}".encode())
+        return told.digest()
+
+    def root(self, salt: str = "") -> bytes:
+        """Make the root that the first block's name is chained to.
+
+        Args:
+            salt: parts requests that must not find each other's blocks.
+        """
+        root = blake2b(digest_size=HASH_BYTES, key=self._key, person=b"moesaic.root")
+        for part in (self._model_digest, salt):
+            encoded = part.encode()
+            root.update(len(encoded).to_bytes(8, "little") + encoded)
+        return root.digest()
+
+    def extend(self, hashes: list[bytes], root: bytes, tokens: Sequence[int]) -> None:
+        """Append the names of full blocks that ``hashes`` lacks.
+
+        Args:
+            hashes: names of the first blocks; more are appended.
+            root: the root of the prompt.
+            tokens: all its token ids, below 2**32.
+        """
+        size = self._block_size
+        packed = array("I", tokens[len(hashes) * size : len(tokens) // size * size]).tobytes()
+        parent = hashes[-1] if hashes else root
+        for start in range(0, len(packed), 4 * size):
+            block = self._keyed.copy()
+            block.update(parent + packed[start : start + 4 * size])
+            parent = block.digest()
+            hashes.append(parent)
 
 
 class BlockIndex:
@@ -135,3 +206,40 @@ def _num_shared(one: Sequence[bytes], other: Sequence[bytes]) -> int:
     """Blocks that two prompts have in common; they are the first ones."""
     shorter = min(len(one), len(other))
     return bisect_left(range(shorter), True, key=lambda idx: one[idx] != other[idx])
+
+
+class BlockFeed:
+    """Brings a worker's reports into the index; asks for a new snapshot when one is missing.
+
+    A snapshot comes in parts, and each part is used at once: at worst a hit is missed or does not
+    come true before the last part.
+    """
+
+    def __init__(self, index: BlockIndex, bit: int) -> None:
+        self._index, self._bit = index, bit
+        self._sequence: int | None = None  # of the last report; None: a snapshot has to come first
+
+    def snapshot(self, sequence: int, hashes: Iterable[bytes], *, first: bool) -> None:
+        """Take one part of all blocks that there are after the change ``sequence``."""
+        if first:
+            self._index.clear(self._bit)
+        self._index.commit(self._bit, hashes)
+        self._sequence = sequence
+
+    def changes(self, sequence: int, stored: Iterable[bytes], evicted: Iterable[bytes]) -> bool:
+        """Take the next changes.
+
+        Returns:
+            False if others are missing before them: the worker has to be asked for a snapshot. Until
+            it comes, changes are passed over.
+        """
+        if self._sequence is None or sequence <= self._sequence:
+            return True  # the snapshot has it, or will have
+        if sequence != self._sequence + 1:
+            self._index.clear(self._bit)
+            self._sequence = None
+            return False
+        self._sequence = sequence
+        self._index.evict(self._bit, evicted)
+        self._index.commit(self._bit, stored)
+        return True

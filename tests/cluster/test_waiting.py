@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moesaic.cluster.waiting.backoff import Backoff
+from moesaic.cluster.waiting import Backoff
 
 
 def test_pauses_double_up_to_the_longest_and_begin_anew_after_a_success() -> None:

@@ -1,20 +1,21 @@
-"""Bodies of ``/v1/score``, ``/v1/rerank`` and ``/generative_scoring``: texts to judge by others."""
+"""Bodies of ``/v1/classify``, ``/v1/score``, ``/v1/rerank`` and ``/generative_scoring``: texts to judge."""
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, field_validator
 
+from moesaic.classification.forms import MAX_LABELS
 from moesaic.errors import InvalidInput
 from moesaic.services.gateway.fields.bodies import (
     MAX_PROMPTS,
     TOKEN_IDS,
     AskingWire,
+    BodyPart,
     InferenceWire,
     TokenId,
     as_list,
     is_text_or_ids,
 )
-from moesaic.services.gateway.fields.formats import BodyPart
 
 MAX_LABEL_TOKENS = 1000
 _PAIRED = (
@@ -24,8 +25,43 @@ _PAIRED = (
     ("data_1", "data_2"),
 )
 _TEXT_OR_IDS: Any = {"anyOf": [{"type": "string"}, TOKEN_IDS]}
-
 Texts = str | list[str]
+
+
+class LabelWire(BodyPart):
+    """A label with its description."""
+
+    label: str
+    description: str | None = None
+
+
+class ClassifyWire(AskingWire):
+    """Body of ``/v1/classify``."""
+
+    input: str | list[str]
+    labels: (
+        Annotated[
+            list[str | LabelWire],
+            # Too few are told from none, by the route.
+            Field(max_length=MAX_LABELS, json_schema_extra={"minItems": 2}),
+        ]
+        | None
+    ) = None
+    instruction: str | None = Field(None, max_length=10_000)
+    method: Literal["auto", "token", "choice", "sequence", "multi"] = "auto"
+    top_k: int | None = Field(None, ge=1)
+
+    @field_validator("input")
+    @classmethod
+    def _input_is_bounded(cls, value: str | list[str]) -> str | list[str]:
+        if not 1 <= len(as_list(value)) <= MAX_PROMPTS:
+            raise ValueError(f"must hold 1 to {MAX_PROMPTS} texts, got {len(value)}")
+        return value
+
+    @property
+    def num_runs(self) -> int:
+        """See ``InferenceWire``."""
+        return len(as_list(self.input)) * (len(self.labels or ()) if self.method == "multi" else 1)
 
 
 class Pairs(NamedTuple):

@@ -1,1 +1,0 @@
-"""Who calls, and how much may they ask?"""
