@@ -19,6 +19,7 @@
 #   make lm-eval    every log-likelihood of lm_eval beside that of transformers
 #   make proto   generate the stubs from protos/     make gpu     what needs a CUDA device
 #   make lock    pin the versions that .venv holds   make reference   list every setting and metric
+#   make paths   record the files that a request, a row, an epoch, a threshold and a scale-up meet
 
 PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3.14 python3,\
             $(if $(shell $(name) -c 'import sys, venv, ensurepip; print(sys.version_info >= (3, 11) or "")' 2>/dev/null),$(name))))
@@ -34,7 +35,7 @@ TRITON := triton>=3.7,<3.8
 
 .DEFAULT_GOAL := help
 .PHONY: help up down test test-quick test-changed test-rest test-all test-suites test-builds stress nightly \
-  test-nightly mutants coverage costs sizes test-compose test-clients lm-eval soak fuzz fmt lint styles checks proto bench gpu lock reference
+  test-nightly mutants coverage costs sizes test-compose test-clients lm-eval soak fuzz fmt lint styles checks proto bench gpu lock reference paths
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -193,6 +194,10 @@ proto: .venv/installed-dev
 # The pages that list every setting and every metric.
 reference: .venv/installed-dev
 	@PYTHONPATH=libs:. $(BIN)/python docs/reference/generate.py
+
+# The page of paths: suites are started and recorded, some minutes. ARGS=--page writes the last record anew.
+paths: .venv/installed-dev
+	@PYTHONPATH=libs:. $(BIN)/python -m docs.inside.paths $(ARGS)
 
 # Pin what .venv holds now. To move to newer versions: rm -rf .venv constraints.txt, make a new
 # .venv by hand with pip install -e '.[all,dev]' -e libs/moesaic_lab, test, then make lock.

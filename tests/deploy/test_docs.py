@@ -69,10 +69,3 @@ def test_the_page_lists_every_checkpoint_field() -> None:
 def test_the_page_lists_every_schema_keyword() -> None:
     page = (generate.HERE / "schema-keywords.md").read_text(encoding="utf-8")
     assert page == schema_keywords_page(generate.MADE)
-
-
-def test_each_path_is_told_in_fifteen_files_at_most() -> None:
-    page = (ROOT / "docs/inside/paths.md").read_text(encoding="utf-8")
-    tables = [section.count("\n| ") - 1 for section in page.split("\n## ")[1:]]  # less the head
-    assert len(tables) == 3
-    assert max(tables) <= 15
