@@ -194,25 +194,6 @@ class Lab:
             wanted = lead if lead != worker.contact.worker_id else None
             await until(lambda worker=worker, wanted=wanted: worker.two_phase.lead == wanted)
 
-    async def parts(self, worker: int, rows: Sequence[int], seed: int = 0) -> list[list[Tensor]]:
-        """One step of one attention worker, in micro-batches; what every layer gave, by part."""
-        dispatcher = self.attention[worker].dispatcher
-        step = dispatcher.begin_step()
-
-        async def part(number: int, count: int) -> list[Tensor]:
-            found = []
-            for layer in range(NUM_LAYERS):
-                hidden = self.rows(count, seed + worker + 100 * number, layer)
-                found.append(await dispatcher.dispatch(step, layer, hidden))
-                for _ in range(number):  # as attention would: they do not stay in step
-                    await asyncio.sleep(0)
-            return found
-
-        try:
-            return await asyncio.gather(*(part(n, count) for n, count in enumerate(rows)))
-        finally:
-            dispatcher.end_step(step)
-
     async def step(self, worker: int, rows: int, seed: int = 0) -> list[Tensor]:
         """One step of one attention worker; what every layer gave."""
         dispatcher = self.attention[worker].dispatcher
@@ -268,9 +249,9 @@ class Lab:
         waits = self.attention[0].two_phase.waits
         for _ in range(50):
             await asyncio.gather(self.step(0, rows[0]), self.step(1, rows[1]))
-            if waits.regulars(0) == {"attention-0", "attention-1"}:
+            if waits.regulars == {"attention-0", "attention-1"}:
                 return
-        raise AssertionError(f"only {waits.regulars(0)} meet")
+        raise AssertionError(f"only {waits.regulars} meet")
 
     async def close(self) -> None:
         for worker in self.attention:
@@ -314,13 +295,13 @@ def open_lab(tiny_model: Any) -> OpenLab:
 def offer_again(worker: Attention) -> None:
     """Let a worker offer its rows again, though nobody joined them."""
     now_s = asyncio.get_running_loop().time()
-    worker.two_phase.steps.heed(JoinReply("offer"), 0, now_s)
+    worker.two_phase.steps.heed(JoinReply("offer"), now_s)
 
 
-def await_at_first_layers(waits: RoundWaits, workers: Iterable[str], lane: int = 0) -> None:
+def await_at_first_layers(waits: RoundWaits, workers: Iterable[str]) -> None:
     """Have rounds wait for these workers at the first layer of steps."""
     for worker_id in workers:
-        waits.came(worker_id, lane, 0.0, first=True, last=False)
+        waits.came(worker_id, 0.0, first=True, last=False)
 
 
 @pytest.fixture(autouse=True)

@@ -30,13 +30,13 @@ async def test_steps_teach_the_performance_model_what_a_link_costs(
     monkeypatch.setattr(pings, "_PAUSE_S", 0.01)
     async with open_lab("inprocess", ["a", "a"], ["x", "x", "y"], "auto") as lab:
         first, second = (worker.two_phase for worker in lab.attention)
-        while not first.book.sums():
+        while not first.pings.book.sums():
             await lab.check([4, 4])
 
         assert set(lab.attention[0].dispatcher.costs.sums()) == {"link.inter"}
-        link = first.book.fit("link.inter").cost()
+        link = first.pings.book.fit("link.inter").cost()
         assert link.seconds(1, 2, 1000) == pytest.approx(0.003 + 0.001 + 1e-5, rel=0.01)
-        assert not second.book.sums()  # its lead measures for the node
+        assert not second.pings.book.sums()  # its lead measures for the node
         route = lab.attention[0].dispatcher.route_of(1)
         assert links[:2] == [route.links[0], route.links[2]]  # one to each node
 
@@ -47,7 +47,7 @@ async def test_a_lead_without_rows_measures_for_its_neighbours(
     monkeypatch.setattr(pings, "_PAUSE_S", 0.01)
     async with open_lab("inprocess", ["a", "a"], ["x", "x"], "auto") as lab:
         lead = lab.attention[0].two_phase
-        while not lead.book.sums():
+        while not lead.pings.book.sums():
             offer_again(lab.attention[1])
             await lab.step(1, MANY_ROWS)
 
@@ -69,7 +69,7 @@ async def test_links_are_measured_again_after_a_failure_of_any_kind(
     monkeypatch.setattr(pings, "_RETRY_S", (0.01, 0.01))
     monkeypatch.setattr(pings, "_PAUSE_S", 0.01)
     async with open_lab("inprocess", ["a"], ["x", "x"], "auto") as lab:
-        while not lab.attention[0].two_phase.book.sums():
+        while not lab.attention[0].two_phase.pings.book.sums():
             await lab.check([4])
 
         assert len(tried) >= 2

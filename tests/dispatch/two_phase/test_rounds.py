@@ -39,10 +39,8 @@ class Sends:
         return 2 * torch.cat([each.hidden for each in members])
 
 
-def offer(
-    worker_id: str, value: float, rows: int = 2, at: Route | None = None, lane: int = 0
-) -> Contribution:
-    return Contribution(worker_id, torch.full((rows, 4), value), at or route(), lane)
+def offer(worker_id: str, value: float, rows: int = 2, at: Route | None = None) -> Contribution:
+    return Contribution(worker_id, torch.full((rows, 4), value), at or route())
 
 
 async def together(made: Rounds, layer: int = 0) -> None:
@@ -93,25 +91,22 @@ async def test_who_stays_away_is_waited_for_once() -> None:
 
     await made.join(0, offer("a", 1.0))
 
-    assert made.waits.regulars(0) == {"a"}
+    assert made.waits.regulars == {"a"}
 
 
 @pytest.mark.usefixtures("patient")
-async def test_a_batch_that_goes_directly_is_not_waited_for_and_another_one_is() -> None:
+async def test_rows_that_go_directly_are_not_waited_for() -> None:
     sends = Sends()
     made = Rounds(sends, 100)
-    for lane in range(2):
-        await_at_first_layers(made.waits, "ab", lane)
-    asking = [asyncio.ensure_future(made.join(0, offer("a", 1.0, lane=lane))) for lane in range(2)]
+    await_at_first_layers(made.waits, "ab")
+    asking = asyncio.ensure_future(made.join(0, offer("a", 1.0)))
     await asyncio.sleep(0)
+    assert not sends.rounds
 
-    made.pass_by("b", lane=0)
+    made.pass_by("b")
 
-    await asking[0]
+    await asking
     assert sends.rounds == [(0, ["a"])]
-    await made.join(0, offer("b", 1.0, lane=1))
-    await asking[1]
-    assert sends.rounds[1:] == [(0, ["a", "b"])]
 
 
 @pytest.mark.usefixtures("patient")
@@ -191,37 +186,6 @@ async def test_closing_ends_what_waits() -> None:
 
 
 @pytest.mark.usefixtures("patient")
-async def test_batches_of_one_step_go_in_rounds_of_their_own() -> None:
-    sends = Sends()
-    made = Rounds(sends, 100)
-    for lane in (0, 1):
-        await_at_first_layers(made.waits, "ab", lane)
-
-    await asyncio.gather(
-        *(made.join(0, offer(name, 1.0, lane=lane)) for name in "ab" for lane in (0, 1))
-    )
-    await asyncio.gather(
-        *(made.join(1, offer(name, 1.0, lane=lane)) for name in "ab" for lane in (1, 0))
-    )
-
-    assert sends.rounds == [(layer, ["a", "b"]) for layer in (0, 0, 1, 1)]
-
-
-@pytest.mark.usefixtures("patient")
-async def test_who_has_one_batch_is_not_waited_for_with_the_second_of_others() -> None:
-    sends = Sends()
-    made = Rounds(sends, 100)
-    await meet(made)
-
-    first = asyncio.ensure_future(made.join(0, offer("a", 1.0)))
-    await made.join(0, offer("a", 2.0, lane=1))
-    await made.join(0, offer("b", 1.0))
-    await first
-
-    assert sends.rounds[1:] == [(0, ["a"]), (0, ["a", "b"])]
-
-
-@pytest.mark.usefixtures("patient")
 async def test_two_offers_of_one_worker_are_no_company() -> None:
     made = Rounds(Sends(), 100)
     await_at_first_layers(made.waits, "b")
@@ -240,12 +204,12 @@ async def test_nothing_is_kept_of_those_who_left_the_node() -> None:
     made = Rounds(Sends(), 100)
     await meet(made)
     await together(made, layer=1)
-    made.waits.left(0, True, frozenset("a"), "b")  # b stayed away for once, and then left
+    made.waits.left(True, frozenset("a"), "b")  # b stayed away for once, and then left
 
     made.keep("a")
 
-    assert made.waits.regulars(0) == {"a"}
-    assert [made.waits.awaited(name, 0, first=False) for name in "ab"] == [{"a"}, set()]
+    assert made.waits.regulars == {"a"}
+    assert [made.waits.awaited(name, first=False) for name in "ab"] == [{"a"}, set()]
     await made.join(1, offer("a", 1.0))  # waits for nobody
 
 
@@ -271,12 +235,12 @@ def test_who_keeps_another_pace_is_waited_for_ever_more_seldom() -> None:
     await_at_first_layers(waits, "ab")
 
     for _ in range(100):  # b comes when a has just gone
-        missed = waits.awaited("a", 0, first=True) - {"a"}
+        missed = waits.awaited("a", first=True) - {"a"}
         waited += "b" in missed
         await_at_first_layers(waits, "a")
-        waits.left(0, True, frozenset("a"), missed)
+        waits.left(True, frozenset("a"), missed)
         await_at_first_layers(waits, "b")
-        waits.left(0, True, frozenset("b"), ())
+        waits.left(True, frozenset("b"), ())
 
     assert 3 <= waited <= 9
 
@@ -284,28 +248,28 @@ def test_who_keeps_another_pace_is_waited_for_ever_more_seldom() -> None:
 async def test_who_meets_again_is_a_regular_again() -> None:
     made = Rounds(Sends(), 100)
     for _ in range(7):
-        made.waits.left(0, True, frozenset("a"), "b")
+        made.waits.left(True, frozenset("a"), "b")
     await_at_first_layers(made.waits, "ab")
-    assert made.waits.regulars(0) == {"a"}
+    assert made.waits.regulars == {"a"}
 
     b = asyncio.ensure_future(made.join(0, offer("b", 1.0)))
     await asyncio.sleep(0)
     await asyncio.gather(b, made.join(0, offer("a", 1.0)))
 
-    assert made.waits.regulars(0) == {"a", "b"}
+    assert made.waits.regulars == {"a", "b"}
     # It is missed as for the first time: nothing is held against it.
-    made.waits.left(0, True, frozenset("a"), "b")
+    made.waits.left(True, frozenset("a"), "b")
     await_at_first_layers(made.waits, "b")
-    assert "b" in made.waits.regulars(0)
+    assert "b" in made.waits.regulars
 
 
 def test_patience_comes_from_steps_and_not_from_the_pauses_between_them() -> None:
     """After a pause, everybody was waited for as long as that."""
     waits = RoundWaits()
-    waits.came("a", 0, 10.0, first=True, last=False)
-    waits.came("a", 0, 10.5, first=False, last=True)
+    waits.came("a", 10.0, first=True, last=False)
+    waits.came("a", 10.5, first=False, last=True)
     learned_s = waits.step_s
 
-    waits.came("a", 0, 13.0, first=True, last=False)
+    waits.came("a", 13.0, first=True, last=False)
 
     assert waits.step_s == learned_s == 0.5

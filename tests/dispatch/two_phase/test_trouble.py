@@ -11,6 +11,7 @@ from moesaic.dispatch.two_phase import metrics
 from moesaic.dispatch.two_phase.messages import order_of
 from moesaic.dispatch.two_phase.nodes import Nodes
 from moesaic.dispatch.two_phase.sending import RELAY_SHARE, Sender
+from moesaic.dispatch.two_phase.way import MANY_ROWS
 from moesaic.errors import DeadlineExceeded
 from tests.dispatch.conftest import TIMEOUT_S, value_of
 from tests.dispatch.two_phase.conftest import await_at_first_layers, offer_again
@@ -143,8 +144,35 @@ async def test_one_without_rows_still_says_that_the_rows_of_its_node_are_few(ope
 
         await asyncio.gather(lab.step(1, 4), lab.step(2, 4))
 
-        assert first.steps.few_until_s[0] > 0.0
-        assert max(each.steps.few_until_s[0] for each in others) > 0.0
+        assert first.steps.few_until_s > 0.0
+        assert max(each.steps.few_until_s for each in others) > 0.0
+
+
+async def test_one_whose_few_rows_nobody_joined_sends_the_next_ones_directly_too(
+    open_lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moesaic.dispatch.two_phase.dispatcher._FEW_S", 3600.0)
+    async with open_lab("inprocess", ["a", "a"], ["x", "x"], "auto") as lab:
+        await lab.step(1, 4)
+
+        until_s = lab.attention[1].two_phase.steps.few_until_s
+        assert until_s > asyncio.get_running_loop().time() + 1800
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+async def test_rows_that_are_many_by_now_are_brought_together_at_once(
+    open_lab: Any, monkeypatch: pytest.MonkeyPatch, worker: int
+) -> None:
+    """Of the lead itself, or of a neighbour."""
+    monkeypatch.setattr("moesaic.dispatch.two_phase.dispatcher._FEW_S", 3600.0)
+    async with open_lab("inprocess", ["a", "a"], ["x", "x"], "auto") as lab:
+        await lab.step(0, 4)
+        lead = lab.attention[0].two_phase.steps
+        assert lead.few_until_s > 0
+
+        await lab.step(worker, MANY_ROWS)
+
+        assert lead.few_until_s == 0
 
 
 @pytest.mark.parametrize("mode", ["reduce", "relay", "auto"])
@@ -171,7 +199,7 @@ async def test_rows_that_should_go_directly_are_declined_at_once(open_lab: Any) 
             torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
         assert value_of(metrics.ROUNDS, "relay") == rounds
         assert value_of(metrics.FALLBACKS, "bad_frame") == failed
-        assert second.few_until_s[0] > asyncio.get_running_loop().time() + 1800
+        assert second.few_until_s > asyncio.get_running_loop().time() + 1800
         assert lab.attention[1].two_phase.trips.usual_s(4) == usual_s  # one with sums takes longer
 
 

@@ -111,7 +111,7 @@ async def test_a_worker_without_rows_is_waited_for_once(
 
         await lab.step(0, 4)
 
-        assert waits.regulars(0) == {"attention-0"}
+        assert waits.regulars == {"attention-0"}
         await lab.check([4, 4])
 
 
@@ -119,7 +119,7 @@ async def test_a_worker_whose_lead_has_no_rows_goes_on_alone(open_lab: Any) -> N
     async with open_lab("inprocess", ["a", "a"], ["x", "x"], "reduce") as lab:
         await lab.step(1, 4)
 
-        assert lab.attention[1].two_phase.steps.is_alone(0, first=False, now_s=math.inf)
+        assert lab.attention[1].two_phase.steps.is_alone(first=False, now_s=math.inf)
         for got, expected in zip(await lab.step(1, 4), await lab.expected(1, 4), strict=True):
             torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
@@ -184,7 +184,7 @@ async def test_colleagues_that_chose_other_experts_are_overruled(open_lab: Any, 
 
 async def test_an_order_that_nobody_knows_is_refused(open_lab: Any) -> None:
     async with open_lab("inprocess", ["a"], ["x", "x"], "relay") as lab:
-        body = msgspec.msgpack.encode({"type": "attend"})
+        body = msgspec.msgpack.encode({"type": "unknown"})
         request = Frame(kind=FrameKind.REQUEST, epoch=1, seq=1, body=body)
         link = next(iter(lab.attention[0].dispatcher.begin_step().route.links.values()))
 
@@ -271,7 +271,7 @@ async def test_the_last_layer_of_a_prompt_makes_no_rows_of_a_neighbour_few(
 async def test_a_worker_with_many_rows_is_relayed_though_its_lead_has_few(open_lab: Any) -> None:
     async with open_lab("inprocess", ["a", "a"], ["x", "x"], "auto") as lab:
         await lab.check([4, 4])
-        assert lab.attention[0].two_phase.steps.few_until_s[0] > 0
+        assert lab.attention[0].two_phase.steps.few_until_s > 0
         before = value_of(metrics.ROUNDS, "relay")
 
         await lab.check([4, MANY_ROWS])
@@ -289,7 +289,7 @@ async def test_a_step_goes_the_way_of_its_first_layer_to_its_end(open_lab: Any) 
             await dispatcher.dispatch(step, layer, lab.rows(rows, 0, layer))
 
         assert value_of(metrics.ROUNDS, "relay") == before + 3
-        assert lab.attention[0].two_phase.steps.few_until_s[0] == 0.0
+        assert lab.attention[0].two_phase.steps.few_until_s == 0.0
         dispatcher.end_step(step)
 
 
@@ -348,4 +348,4 @@ async def test_one_that_is_missed_by_a_worker_with_steps_is_alone_for_one_step_o
         await lab.step(1, 4)  # just too late
 
         second = lab.attention[1].two_phase.steps
-        assert not second.is_alone(0, first=True, now_s=asyncio.get_running_loop().time())
+        assert not second.is_alone(first=True, now_s=asyncio.get_running_loop().time())

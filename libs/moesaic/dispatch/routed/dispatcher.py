@@ -1,7 +1,7 @@
 """``routed``: rows go to the expert workers, which gate them and send partial sums back.
 
 Rows go directly, from every attention worker to every expert worker that may serve an expert of the
-layer, unless a ``RowCarrier`` finds a faster way. The gate runs on the expert side, so a request
+layer, or in two phases (``use``). The gate runs on the expert side, so a request
 carries the hidden states once and no routing (JANUS section 3.3).
 
 Expert workers also choose among replicas, so all must decide alike: each reply carries a digest of
@@ -28,13 +28,13 @@ from moesaic.costs import CostBook
 from moesaic.dispatch.contract import Step
 from moesaic.dispatch.routed.asking import AskedBatch, Begun, Outcome, RoutedStep, Sum
 from moesaic.dispatch.routed.by_python import PythonAsking
-from moesaic.dispatch.routed.carrier import RowCarrier
 from moesaic.dispatch.routed.native import NativeAsking
 from moesaic.dispatch.routed.notes import DispatchNotes
 from moesaic.dispatch.routed.route import Route
 from moesaic.dispatch.routed.routes import Routes
 from moesaic.dispatch.routed.sum_order import combine
 from moesaic.dispatch.routed.tally import RouteTally
+from moesaic.dispatch.two_phase.dispatcher import TwoPhaseDispatcher
 from moesaic.errors import ExpertUnavailable, MoesaicError, NotReady, StaleEpoch
 from moesaic.experts.brownout.logical import RungOf
 from moesaic.experts.frames import decision_of, degraded_in, is_partial_sum, is_unsummed
@@ -85,22 +85,22 @@ class RoutedDispatcher:
         self.native = NativeAsking(network, timeout_s, wire)
         self._python = PythonAsking(network, self.native.patience_s)
         self._routes = Routes(network, scheduling, stands_in=not deterministic)
-        self._carrier: RowCarrier | None = None
+        self._two_phase: TwoPhaseDispatcher | None = None
         self._notes, self.waits = DispatchNotes(), RouteTally(node)
 
     @property
     def costs(self) -> CostBook:
         """Costs of links, as far as somebody measures them."""
-        return self._carrier.book if self._carrier is not None else CostBook()
+        return self._two_phase.pings.book if self._two_phase is not None else CostBook()
 
     @property
     def network(self) -> Network:
         """The network that frames travel by."""
         return self._network
 
-    def use(self, carrier: RowCarrier) -> None:
-        """Let ``carrier`` decide from now on how rows travel."""
-        self._carrier = carrier
+    def use(self, two_phase: TwoPhaseDispatcher) -> None:
+        """Let ``two_phase`` decide from now on how rows travel."""
+        self._two_phase = two_phase
 
     def set_placement(self, placement: Placement) -> None:
         """Learn a committed placement.
@@ -167,10 +167,10 @@ class RoutedDispatcher:
         """
         if self._deterministic:
             return False
-        if self._carrier is not None:
-            if not promised and not self._carrier.goes_directly(route, layers):
+        if self._two_phase is not None:
+            if not promised and not self._two_phase.goes_directly(route, layers):
                 return False
-            self._carrier.count_directly(route, layers)
+            self._two_phase.count_directly(route, layers)
         return True
 
     def dispatch(
@@ -193,12 +193,12 @@ class RoutedDispatcher:
         self, step: RoutedStep, layer: int, hidden_states: Tensor, promised: PromisedRows | None
     ) -> Tensor:
         started, counted = time.perf_counter(), self.waits.num
-        if self._carrier is None or self._deterministic:
+        if self._two_phase is None or self._deterministic:
             combined = await self._one_by_one(step, layer, hidden_states, promised)
         else:
             direct = partial(self._directly, step, layer, hidden_states)
-            combined = await self._carrier.dispatch(
-                step.route, layer, hidden_states.cpu(), direct, step.step_id
+            combined = await self._two_phase.dispatch(
+                step.route, layer, hidden_states.cpu(), direct
             )
         if self.waits.num == counted:  # else they went directly after all
             self.waits.count(step.route, layer, hidden_states.nbytes, started)
@@ -321,8 +321,8 @@ class RoutedDispatcher:
 
     async def close(self) -> None:
         """Stop dialling and drop all links."""
-        if self._carrier is not None:
-            await self._carrier.close()
+        if self._two_phase is not None:
+            await self._two_phase.close()
         await self._routes.close()
 
 

@@ -12,7 +12,6 @@ import structlog
 import torch
 from torch import Tensor
 
-from moesaic.costs import CostBook
 from moesaic.dispatch.links import Endpoint
 from moesaic.dispatch.routed.route import Route
 from moesaic.dispatch.two_phase import metrics
@@ -84,11 +83,6 @@ class TwoPhaseDispatcher:
         self.waits, self.trips = self._rounds.waits, self._joining.trips
 
     @property
-    def book(self) -> CostBook:
-        """See ``RowCarrier.book``."""
-        return self.pings.book
-
-    @property
     def lead(self) -> str | None:
         """Worker id of the one that brings this worker's rows together now; ``None``: this one does."""
         link = self._joining.lead()
@@ -102,17 +96,15 @@ class TwoPhaseDispatcher:
         self._rounds.keep({neighbour.worker_id for neighbour in neighbours} | {self._worker_id})
 
     def goes_directly(self, route: Route, layers: Iterable[int]) -> bool:
-        """See ``RowCarrier.goes_directly``."""
+        """True if there is no other way for any of these layers, as the workers stand now."""
         return not any(self._has_two_phases(self._nodes_of(route, layer)) for layer in layers)
 
     def count_directly(self, route: Route, layers: Iterable[int]) -> None:
-        """See ``RowCarrier.count_directly``."""
+        """Note that a batch of each of these layers has gone directly."""
         for layer in layers:
             _count_direct(self._nodes_of(route, layer))
 
-    async def dispatch(
-        self, route: Route, layer: int, hidden: Tensor, direct: Direct, step_id: bytes = b""
-    ) -> Tensor:
+    async def dispatch(self, route: Route, layer: int, hidden: Tensor, direct: Direct) -> Tensor:
         """Get the sum of every row's experts.
 
         Args:
@@ -120,7 +112,6 @@ class TwoPhaseDispatcher:
             layer: index of the decoder layer.
             hidden: ``[T, H]``, on the CPU.
             direct: asks the experts without two phases.
-            step_id: of the step, which may have several batches under way.
 
         Returns:
             The sums, float32 ``[T, H]``.
@@ -128,13 +119,13 @@ class TwoPhaseDispatcher:
         Raises:
             MoesaicError: what ``direct`` raises.
         """
-        nodes, lane = self._nodes_of(route, layer), self.steps.lane(step_id, layer)
+        nodes = self._nodes_of(route, layer)
         if not self._has_two_phases(nodes):
             _count_direct(nodes)
             return await direct()
-        sums = await self._in_two_phases(route, layer, lane, hidden)
+        sums = await self._in_two_phases(route, layer, hidden)
         if sums is None:
-            self.steps.go_directly(lane)
+            self.steps.go_directly()
             sums = await direct()
             _count_direct(nodes)
             metrics.ROUNDS.labels("direct").inc()
@@ -149,20 +140,22 @@ class TwoPhaseDispatcher:
             NotReady: it reaches other expert workers.
             MoesaicError: the round failed.
         """
-        order, contribution = joining_rows(request, self._route_of)
-        now_s = asyncio.get_running_loop().time()
-        self.pings.see(contribution.route, now_s)
+        contribution = joining_rows(request, self._route_of)
+        now_s, route = asyncio.get_running_loop().time(), contribution.route
+        self.pings.see(route, now_s)
         # Later layers go the way of the first: of prompts, only the last rows are in the last one.
         rows = MANY_ROWS
-        if request.layer == min(contribution.route.targets):
+        if request.layer == min(route.targets):
             rows = len(contribution.hidden)
-            self._recent.note(order.worker_id, order.lane, rows, now_s)
-        left_s = self.steps.directly_for_s(order.lane, rows, now_s)
+            self._recent.note(contribution.worker_id, rows, now_s)
+            if not self._are_few(route, request.layer):
+                self.steps.few_until_s = 0.0
+        left_s = self.steps.directly_for_s(rows, now_s)
         left_s = _FEW_S if self._mode == "direct" else left_s
         if left_s:  # nothing is brought together; it need not wait to learn that
             return join_reply(request, JoinReply("direct", left_s))
         sums = await self._rounds.join(request.layer, contribution)
-        advice = self._advice(contribution)
+        advice = self._advice(contribution.members)
         if sums is None:  # the round goes directly, whatever else has become of the advice
             advice = JoinReply("direct", advice.for_s if advice.next == "direct" else 0.0)
         return join_reply(request, advice, sums)
@@ -187,56 +180,52 @@ class TwoPhaseDispatcher:
             self._nodes[layer] = Nodes.of(route, route.targets[layer], self._node)
         return self._nodes[layer]
 
-    async def _in_two_phases(
-        self, route: Route, layer: int, lane: int, hidden: Tensor
-    ) -> Tensor | None:
+    async def _in_two_phases(self, route: Route, layer: int, hidden: Tensor) -> Tensor | None:
         """Get sums with rows brought together; ``None`` if they should go directly, or something failed."""
-        now_s, rows = asyncio.get_running_loop().time(), len(hidden)
+        now_s = asyncio.get_running_loop().time()
         first = layer == min(route.targets)
         if first:
-            self._begin(route, layer, lane, rows, now_s)
-        if not self.steps.may_meet(lane, now_s):
+            self._begin(route, layer, len(hidden), now_s)
+        if not self.steps.may_meet(now_s):
             return None
-        lead = None
-        if not self.steps.is_alone(lane, first, now_s):
-            lead = self._joining.lead()
+        lead = None if self.steps.is_alone(first, now_s) else self._joining.lead()
         try:
             if lead is None:
-                contribution = Contribution(self._worker_id, hidden, route, lane)
-                return await self._rounds.join(layer, contribution)
-            return await self._join(lead, route, layer, lane, hidden, first)
+                return await self._rounds.join(layer, Contribution(self._worker_id, hidden, route))
+            return await self._join(lead, route, layer, hidden, first)
         except MoesaicError as error:
             self.steps.direct_until_s = asyncio.get_running_loop().time() + _COOL_S
             metrics.FALLBACKS.labels(error.code).inc()
             log.warning("exchange.failed", layer=layer, cause=str(error))
             return None
 
-    def _begin(self, route: Route, layer: int, lane: int, rows: int, now_s: float) -> None:
+    def _begin(self, route: Route, layer: int, rows: int, now_s: float) -> None:
         """Begin a step. The lead counts its node's rows: if they are few, nobody is waited for."""
         leads = self._joining.lead() is None
-        self._recent.note(self._worker_id, lane, rows, now_s)
+        self._recent.note(self._worker_id, rows, now_s)
         if leads:
             self.pings.see(route, now_s)
-            if now_s >= self.steps.few_until_s[lane] and self._are_few(route, layer, lane):
-                self.steps.few_until_s[lane] = now_s + _FEW_S
-        self.steps.begin(lane, rows, now_s)
-        if leads and not self.steps.may_meet(lane, now_s):
-            self._rounds.pass_by(self._worker_id, lane)
+            if not self._are_few(route, layer):
+                self.steps.few_until_s = 0.0
+            elif now_s >= self.steps.few_until_s:
+                self.steps.few_until_s = now_s + _FEW_S
+        self.steps.begin(rows, now_s)
+        if leads and not self.steps.may_meet(now_s):
+            self._rounds.pass_by(self._worker_id)
 
-    def _are_few(self, route: Route, layer: int, lane: int) -> bool:
+    def _are_few(self, route: Route, layer: int) -> bool:
         """Count the rows with which steps of this node have begun lately, in this round or not."""
-        rows = self._recent.rows(lane, asyncio.get_running_loop().time())
+        rows = self._recent.rows(asyncio.get_running_loop().time())
         return self._way(self._nodes_of(route, layer), rows) == "direct"
 
     async def _join(
-        self, lead: Link, route: Route, layer: int, lane: int, hidden: Tensor, first: bool
+        self, lead: Link, route: Route, layer: int, hidden: Tensor, first: bool
     ) -> Tensor | None:
         """Get the sums of these rows from the lead; ``None`` if that takes too long."""
         answer = await self._joining.join(
             lead,
             route.placement.epoch,
             layer,
-            lane,
             [hidden, route.encoded[layer]],
             first=first,
             patience_s=self._patience_s(len(hidden)),
@@ -244,25 +233,25 @@ class TwoPhaseDispatcher:
         if answer is None:
             return None
         sums, advice = answer
-        self.steps.heed(advice, lane, asyncio.get_running_loop().time())
+        self.steps.heed(advice, asyncio.get_running_loop().time())
         return sums
 
-    def _advice(self, contribution: Contribution) -> JoinReply:
-        """Advise a worker whose rows were in a round."""
+    def _advice(self, members: int) -> JoinReply:
+        """Advise a worker whose rows were in a round of so many workers."""
         now_s = asyncio.get_running_loop().time()
-        if left_s := self.steps.directly_for_s(contribution.lane, 0, now_s):
+        if left_s := self.steps.directly_for_s(0, now_s):
             return JoinReply("direct", left_s)
-        if contribution.members == 1:
+        if members == 1:
             # If this worker has steps of its own, the two will meet at the next one.
             return JoinReply("alone", _ALONE_S if self.steps.is_idle(now_s) else 0.0)
         return JoinReply("offer")
 
     async def _send(self, layer: int, members: Sequence[Contribution]) -> Tensor | None:
         """Send a round; ``None`` if its rows should rather go directly."""
-        route, lane = members[0].route, members[0].lane
+        route = members[0].route
         hidden = torch.cat([m.hidden for m in members]) if len(members) > 1 else members[0].hidden
-        if layer == min(route.targets) and self._are_few(route, layer, lane):
-            self.steps.few_until_s[lane] = asyncio.get_running_loop().time() + _FEW_S
+        if layer == min(route.targets) and self._are_few(route, layer):
+            self.steps.few_until_s = asyncio.get_running_loop().time() + _FEW_S
             return None
         nodes = self._nodes_of(route, layer)
         way, patience_s = self._way(nodes, MANY_ROWS), self._patience_s(len(hidden))

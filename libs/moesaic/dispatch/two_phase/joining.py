@@ -96,7 +96,6 @@ class Joining:
         lead: Link,
         epoch: int,
         layer: int,
-        lane: int,
         tensors: list[Tensor],
         *,
         first: bool,
@@ -111,7 +110,6 @@ class Joining:
             lead: from ``lead()``.
             epoch: of the step's placement.
             layer: index of the decoder layer, ``first`` of the step or not.
-            lane: number of the batch among those of the step.
             tensors: of the request.
             first: see ``layer``.
             patience_s: what a layer may take; the link is given up long after that.
@@ -134,7 +132,7 @@ class Joining:
             layer=layer,
             seq=next(self._seq),
             tensors=tensors,
-            body=encode(JoinRequest(self._worker_id, lane)),
+            body=encode(JoinRequest(self._worker_id)),
         )
         deadline_s = _GIVEN_UP * patience_s
         asking = asyncio.ensure_future(self._network.exchange([(lead, request)], deadline_s))
@@ -171,9 +169,7 @@ class Joining:
             self.trips.took(rows, seconds)
 
 
-def joining_rows(
-    request: Frame, route_of: Callable[[int], Route | None]
-) -> tuple[JoinRequest, Contribution]:
+def joining_rows(request: Frame, route_of: Callable[[int], Route | None]) -> Contribution:
     """Read the rows that another worker joins to ours.
 
     Raises:
@@ -192,7 +188,7 @@ def joining_rows(
     known = request.layer in route.targets
     if not (known and torch.equal(basis, route.encoded[request.layer])):
         raise NotReady("this worker reaches other expert workers")
-    return order, Contribution(order.worker_id, hidden, route, order.lane)
+    return Contribution(order.worker_id, hidden, route)
 
 
 def join_reply(request: Frame, advice: JoinReply, sums: Tensor | None = None) -> Frame:

@@ -14,7 +14,7 @@ order           goes to                      reply
 """
 
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
 import torch
@@ -54,14 +54,9 @@ class Collect(msgspec.Struct, frozen=True, tag="collect"):
 
 
 class JoinRequest(msgspec.Struct, frozen=True, tag="join"):
-    """Send these rows with yours.
-
-    ``lane`` counts the batches of a step that are under way at once: those with the same number go
-    together.
-    """
+    """Send these rows with yours."""
 
     worker_id: str
-    lane: Annotated[int, msgspec.Meta(ge=0, le=63)] = 0
 
 
 class JoinReply(msgspec.Struct, frozen=True, tag="advice"):

@@ -1,8 +1,7 @@
 """Phase 1: the rows of one node's attention workers, brought together layer by layer.
 
 Workers step at their own pace, so a round takes whatever joins it while it is open; ``waiting`` says
-how long. Of one worker, several batches of a step may be under way at once. Each has a lane, its number
-among the step's batches, and rounds are of one lane: batches of one worker never wait for each other.
+how long.
 """
 
 import asyncio
@@ -26,7 +25,6 @@ class Contribution:
     worker_id: str
     hidden: Tensor  # [n, H]
     route: Route
-    lane: int = 0
     members: int = 0  # workers in its round, once that has left
     sums: "asyncio.Future[Tensor | None]" = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
@@ -44,7 +42,6 @@ class _Round:
 
     key: Hashable
     layer: int
-    lane: int
     first: bool  # of a step's layers
     awaited: set[str]
     contributions: list[Contribution] = field(default_factory=list)
@@ -90,7 +87,7 @@ class Rounds:
         Raises:
             MoesaicError: the whole round failed.
         """
-        key, worker_id, lane = _key(layer, contribution), contribution.worker_id, contribution.lane
+        key, worker_id = _key(layer, contribution), contribution.worker_id
         layers, loop = contribution.route.targets, asyncio.get_running_loop()
         first, last = layer == min(layers), layer == max(layers)
         round_ = self._open.get(key)
@@ -98,22 +95,21 @@ class Rounds:
             self._close(round_)
             round_ = None
         if round_ is None:
-            awaited = self.waits.awaited(worker_id, lane, first)
-            round_ = self._open[key] = _Round(key, layer, lane, first, awaited)
+            awaited = self.waits.awaited(worker_id, first)
+            round_ = self._open[key] = _Round(key, layer, first, awaited)
             round_.closing = loop.call_later(self.waits.patience_s(first), self._close, round_)
         round_.contributions.append(contribution)
-        self.waits.came(worker_id, lane, loop.time(), first=first, last=last)
+        self.waits.came(worker_id, loop.time(), first=first, last=last)
         for other in list(self._open.values()):
-            if other is round_ or (other.lane == lane and not other.first):
+            if other is round_ or not other.first:
                 other.awaited.discard(worker_id)
         self._close_complete()
         return await contribution.sums
 
-    def pass_by(self, worker_id: str, lane: int) -> None:
-        """Let nobody wait for this worker's batch: it goes directly."""
+    def pass_by(self, worker_id: str) -> None:
+        """Let nobody wait for this worker's rows: they go directly."""
         for round_ in self._open.values():
-            if round_.lane == lane:
-                round_.awaited.discard(worker_id)
+            round_.awaited.discard(worker_id)
         self._close_complete()
 
     def keep(self, workers: Collection[str]) -> None:
@@ -146,7 +142,7 @@ class Rounds:
         if round_.closing is not None:
             round_.closing.cancel()
         members = frozenset(each.worker_id for each in round_.contributions)
-        self.waits.left(round_.lane, round_.first, members, round_.awaited)
+        self.waits.left(round_.first, members, round_.awaited)
         task = asyncio.get_running_loop().create_task(self._run(round_, len(members)))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -177,4 +173,4 @@ class Rounds:
 def _key(layer: int, contribution: Contribution) -> Hashable:
     hidden, route = contribution.hidden, contribution.route
     epoch, live = route.placement.epoch, tuple(route.live)
-    return layer, contribution.lane, epoch, live, hidden.shape[1], hidden.dtype
+    return layer, epoch, live, hidden.shape[1], hidden.dtype

@@ -22,69 +22,64 @@ _IDLE_S = 4.0  # no step takes so long
 _FADES = 0.8  # what a round's time weighs after the next one
 _MOST_MISSED = 6  # powers of two
 
-_Place = tuple[str, int]  # a worker, and one of its lanes
-
 
 class RoundWaits:
-    """Learns from rounds which workers come together."""
+    """Learns from rounds which workers come together.
+
+    Attributes:
+        regulars: workers that are waited for at a step's first layer.
+        round_s: seconds that rounds take to their sums.
+        step_s: seconds that steps take.
+    """
 
     def __init__(self) -> None:
-        self.round_s = self.step_s = 0.0  # what rounds take to their sums, and steps
-        self._regulars: dict[int, set[str]] = {}  # by lane
-        self._companions: dict[_Place, frozenset[str]] = {}  # members of its last round
-        # First layers at which it was waited for in vain, since it met others.
-        self._missed: dict[_Place, int] = {}
-        self._passes: dict[_Place, int] = {}  # how often it may come before it is waited for again
-        self._began_s: dict[_Place, float] = {}  # when its step did
+        self.round_s = self.step_s = 0.0
+        self.regulars: set[str] = set()
+        # By worker: members of its last round; first layers at which it was waited for in vain, since it met others;
+        # how often it may come before it is waited for again; when its step began.
+        self._companions: dict[str, frozenset[str]] = {}
+        self._missed: dict[str, int] = {}
+        self._passes: dict[str, int] = {}
+        self._began_s: dict[str, float] = {}
 
-    def regulars(self, lane: int) -> frozenset[str]:
-        """Workers that are waited for at a step's first layer."""
-        return frozenset(self._regulars.get(lane, ()))
-
-    def awaited(self, worker_id: str, lane: int, first: bool) -> set[str]:
+    def awaited(self, worker_id: str, first: bool) -> set[str]:
         """Workers that a round opened by this one waits for, at a step's first layer or another."""
-        if first:
-            return set(self._regulars.get(lane, ()))
-        return set(self._companions.get((worker_id, lane), ()))
+        return set(self.regulars if first else self._companions.get(worker_id, ()))
 
     def patience_s(self, first: bool) -> float:
         """Seconds that a round stays open for those who are missing."""
         least, most = _PATIENCE_S
         return min(most, max(least, self.step_s if first else _ROUND_SHARE * self.round_s))
 
-    def came(self, worker_id: str, lane: int, now_s: float, *, first: bool, last: bool) -> None:
+    def came(self, worker_id: str, now_s: float, *, first: bool, last: bool) -> None:
         """Note that a worker is at a layer, maybe the first or last of its step.
 
         A step takes until its last layer, and a round more: behind it there may be a pause.
         """
-        place = worker_id, lane
         if first:
-            self._began_s[place] = now_s
-            self._expect(place)
-        if last and place in self._began_s:
-            took_s = now_s - self._began_s.pop(place) + self.round_s
+            self._began_s[worker_id] = now_s
+            self._expect(worker_id)
+        if last and worker_id in self._began_s:
+            took_s = now_s - self._began_s.pop(worker_id) + self.round_s
             if took_s < _IDLE_S:
                 self.step_s = _faded(self.step_s, took_s)
 
-    def left(
-        self, lane: int, first: bool, members: frozenset[str], missed: Collection[str]
-    ) -> None:
+    def left(self, first: bool, members: frozenset[str], missed: Collection[str]) -> None:
         """Note the members that a round left with, and those waited for in vain."""
         for worker_id in members:
-            self._companions[worker_id, lane] = members
+            self._companions[worker_id] = members
         if not first:
             return
-        regulars = self._regulars.setdefault(lane, set())
-        regulars -= set(missed)
+        self.regulars -= set(missed)
         for worker_id in missed:
-            times = self._missed.get((worker_id, lane), 0)
-            self._missed[worker_id, lane] = min(times + 1, _MOST_MISSED)
-            self._passes[worker_id, lane] = (1 << times) - 1
+            times = self._missed.get(worker_id, 0)
+            self._missed[worker_id] = min(times + 1, _MOST_MISSED)
+            self._passes[worker_id] = (1 << times) - 1
         if len(members) > 1:
-            regulars |= members
+            self.regulars |= members
             for worker_id in members:
-                self._missed.pop((worker_id, lane), None)
-                self._passes.pop((worker_id, lane), None)
+                self._missed.pop(worker_id, None)
+                self._passes.pop(worker_id, None)
 
     def took(self, seconds: float) -> None:
         """Note what a round took to its sums."""
@@ -93,20 +88,21 @@ class RoundWaits:
     def keep(self, workers: Collection[str]) -> None:
         """Know only these workers from now on; others may come again."""
         here = set(workers)
-        self._regulars = {lane: known & here for lane, known in self._regulars.items()}
+        self.regulars &= here
         self._companions = {
-            place: known & here for place, known in self._companions.items() if place[0] in here
+            worker_id: known & here
+            for worker_id, known in self._companions.items()
+            if worker_id in here
         }
         for known in (self._missed, self._passes, self._began_s):
-            for place in [place for place in known if place[0] not in here]:
-                del known[place]
+            for worker_id in known.keys() - here:
+                del known[worker_id]
 
-    def _expect(self, place: _Place) -> None:
-        worker_id, lane = place
-        if self._passes.get(place, 0) > 0:
-            self._passes[place] -= 1
+    def _expect(self, worker_id: str) -> None:
+        if self._passes.get(worker_id, 0) > 0:
+            self._passes[worker_id] -= 1
         else:
-            self._regulars.setdefault(lane, set()).add(worker_id)
+            self.regulars.add(worker_id)
 
 
 def _faded(known_s: float, new_s: float) -> float:
