@@ -242,19 +242,9 @@ async def test_a_crowd_of_strangers_keeps_no_peer_out(
     assert served == [True] * 5
 
 
-async def test_a_peer_whose_hello_bears_no_seal_is_served(
-    address: str, ask: Ask, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As of an earlier version."""
-    introduce = handshake.introduce
-    monkeypatch.setattr(handshake, "introduce", lambda *who: introduce(*who[:2]))
-
-    assert await is_served(address, ask)
-
-
-async def test_only_the_secret_makes_a_seal() -> None:
+async def test_a_hello_without_the_seal_of_the_secret_is_refused() -> None:
     sealed = []
-    for secret in (SECRET, b"a guess", None):
+    for secret, error in ((SECRET, ConnectionResetError), (b"a guess", PeerLost), (None, PeerLost)):
         near, far = socket.socketpair()
         near.setblocking(False)
         far.setblocking(False)
@@ -262,7 +252,7 @@ async def test_only_the_secret_makes_a_seal() -> None:
             body = handshake.introduce("near", "attention", secret)
             near.send(Frame(kind=FrameKind.HELLO, body=body).encode())
             near.shutdown(socket.SHUT_WR)
-            with pytest.raises(ConnectionResetError):
+            with pytest.raises(error):
                 await handshake.accept(far, SECRET, "far", "expert", partial(sealed.append, secret))
 
     assert sealed == [SECRET]

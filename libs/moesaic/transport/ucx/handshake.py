@@ -3,11 +3,10 @@
 Over a plain TCP connection: HELLO (the dialler's id, role and nonce), CHALLENGE (the same of the
 listener), PROOF (the dialler's HMAC over both), WELCOME (the listener's). The two HMACs carry
 different labels, so neither can be reflected, and both nonces are fresh, so neither can be replayed.
-Until PROOF is verified the listener reads at most 1 KiB at a time and says nothing that depends on
-the secret.
+Until PROOF is verified the listener reads at most 1 KiB at a time.
 
-HELLO is sealed with the secret as well. A seal can be copied, so it proves nothing, but strangers have
-none: a crowded listener prefers connections with a seal.
+HELLO is sealed with the secret as well, or the listener refuses it. A seal can be copied, so it proves nothing, but
+strangers have none: a crowded listener prefers connections with a seal.
 """
 
 import asyncio
@@ -84,16 +83,13 @@ async def dial(sock: socket.socket, secret: bytes, worker_id: str, role: str, pe
     """
     hello = introduce(worker_id, role, secret)
     await _send(sock, FrameKind.HELLO, hello)
-    challenge = await _receive(sock, FrameKind.CHALLENGE, _STRANGER)
+    challenge = await _hear(sock, FrameKind.CHALLENGE, peer)
     found = _introduction(challenge).worker_id
     if found != peer:
         raise PeerLost(peer, f"the worker at this address is {found!r}")
     transcript = _transcript(hello, challenge)
     await _send(sock, FrameKind.PROOF, _mac(secret, b"dialler" + transcript))
-    try:
-        welcome = await _receive(sock, FrameKind.WELCOME, _STRANGER)
-    except PeerLost as refusal:
-        raise PeerLost(peer, refusal.cause) from refusal
+    welcome = await _hear(sock, FrameKind.WELCOME, peer)
     if not hmac.compare_digest(welcome, _mac(secret, b"listener" + transcript)):
         raise PeerLost(peer, "auth failed: it does not know the cluster secret")
     return Session(peer, _mac(secret, b"session" + transcript))
@@ -106,7 +102,7 @@ async def accept(
     role: str,
     on_seal: Callable[[], None] = lambda: None,
 ) -> Session:
-    """Authenticate as the listening end; call ``on_seal`` if the dialler's HELLO is sealed.
+    """Authenticate as the listening end; call ``on_seal`` once the dialler's HELLO has proved sealed.
 
     Raises:
         PeerLost: the other end does not know the secret, and has been told.
@@ -115,15 +111,15 @@ async def accept(
     hello = await _receive(sock, FrameKind.HELLO, _STRANGER)
     introduction = _introduction(hello)
     peer = introduction.worker_id
-    if hmac.compare_digest(introduction.seal, _seal(introduction, secret)):
-        on_seal()
+    if not hmac.compare_digest(introduction.seal, _seal(introduction, secret)):
+        raise await _refused(sock, worker_id, peer)
+    on_seal()
     challenge = introduce(worker_id, role)
     await _send(sock, FrameKind.CHALLENGE, challenge)
     transcript = _transcript(hello, challenge)
     proof = await _receive(sock, FrameKind.PROOF, _STRANGER)
     if not hmac.compare_digest(proof, _mac(secret, b"dialler" + transcript)):
-        await refuse(sock, PeerLost(worker_id, "auth failed: the cluster secrets differ"))
-        raise PeerLost(peer, "auth failed: it does not know the cluster secret")
+        raise await _refused(sock, worker_id, peer)
     await _send(sock, FrameKind.WELCOME, _mac(secret, b"listener" + transcript))
     return Session(peer, _mac(secret, b"session" + transcript))
 
@@ -132,6 +128,11 @@ async def refuse(sock: socket.socket, error: MoesaicError) -> None:
     """Send the other end the reason for closing the connection."""
     message = failure_frame(Frame(kind=FrameKind.ERROR), error).encode()
     await asyncio.get_running_loop().sock_sendall(sock, message)
+
+
+async def _refused(sock: socket.socket, worker_id: str, peer: str) -> PeerLost:
+    await refuse(sock, PeerLost(worker_id, "auth failed: the cluster secrets differ"))
+    return PeerLost(peer, "auth failed: it does not know the cluster secret")
 
 
 def introduce(worker_id: str, role: str, secret: bytes | None = None) -> bytes:
@@ -165,6 +166,14 @@ def _mac(key: bytes, text: bytes) -> bytes:
 async def _send(sock: socket.socket, kind: FrameKind, body: bytes) -> None:
     message = Frame(kind=kind, body=body).encode()
     await asyncio.get_running_loop().sock_sendall(sock, message)
+
+
+async def _hear(sock: socket.socket, kind: FrameKind, peer: str) -> bytes:
+    """Receive what the listener says, or raise its refusal as that of ``peer``."""
+    try:
+        return await _receive(sock, kind, _STRANGER)
+    except PeerLost as refusal:
+        raise PeerLost(peer, refusal.cause) from refusal
 
 
 async def _receive(sock: socket.socket, kind: FrameKind, limits: FrameLimits) -> bytes:
