@@ -36,9 +36,10 @@ class VersionedStore(Generic[_T]):
     no order, nothing readable        the document known last     the same
     ================================  ==========================  ==============================
 
-    The leader writes what is in force unless Redis holds it. So a Redis that lost the document, or went back to an
-    earlier one, gets it from the scheduler that holds it, and no setting replaces an order. Schedulers that wait read
-    it every few seconds, to hold it when they lead.
+    The leader writes what is in force unless Redis holds it. Schedulers that wait read it every few seconds. They write
+    an order of theirs if Redis has none or an earlier one, for the leader may not know it. So a Redis that lost the
+    document, or went back to an earlier one, gets it from any scheduler that holds it, and no setting replaces an order
+    for long.
 
     Versions are times. If Redis and its leader lose an order together, the next one still has a later version, so the
     lost one, which some scheduler may hold, does not replace it.
@@ -73,7 +74,9 @@ class VersionedStore(Generic[_T]):
                 await self._read()
 
     async def keep(self) -> None:
-        """Take the document from Redis; a leader writes the one in force unless Redis has it.
+        """Take the document from Redis, and write the one in force unless Redis has it.
+
+        A scheduler that waits writes orders only.
 
         Raises:
             NotReady: another scheduler leads now.
@@ -81,10 +84,17 @@ class VersionedStore(Generic[_T]):
         """
         async with self._turn:
             found, stored = await self._read()
-            if self._leadership.held and stored != self.current:
+            if stored == self.current:
+                return
+            if self._leadership.held:
                 await self._write(found, self.current)
-                if self.current.version:
-                    log.warning("order.restored", name=self._key, version=self.current.version)
+            elif self.current.version:
+                # Without the fence of a leader: readers take the later version, whoever wrote it.
+                sealed = self._bus.sealed(self._key, self.current)
+                if not await self._bus.compare_and_set({self._key: found}, {self._key: sealed}):
+                    return
+            if self.current.version:
+                log.warning("order.restored", name=self._key, version=self.current.version)
 
     async def run(self) -> None:
         """Look every few seconds, and keep the document in Redis while this scheduler leads, for ever."""

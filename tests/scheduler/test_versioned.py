@@ -218,6 +218,22 @@ class TestOrders:
         await newcomer.look()
         assert newcomer.current == leader.current == ordered
 
+    async def test_a_leader_that_knows_no_order_gets_it_from_a_scheduler_that_waits(
+        self, schedulers: Schedulers
+    ) -> None:
+        leader, standby = await schedulers.start(), await schedulers.start("s-1")
+        ordered = await leader.change(schedulers.more)
+        await standby.look()
+        await schedulers.bus.connection.client.flushall()
+        again = await schedulers.start(generation=2)
+        await again.keep()
+        assert again.current == schedulers.setting
+
+        await standby.keep()
+
+        await again.keep()
+        assert again.current == standby.current == ordered
+
     async def test_an_order_that_redis_and_its_leader_lost_replaces_no_later_one(
         self, schedulers: Schedulers
     ) -> None:

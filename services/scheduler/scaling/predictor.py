@@ -11,7 +11,7 @@ from moesaic.cluster.placement_view import PlacementView
 from moesaic.cluster.registry import Fleet
 from moesaic.errors import InvalidInput
 from moesaic.messages.performance import PerformanceModel
-from moesaic.messages.scaling import ScalingPolicy
+from moesaic.messages.scaling import FleetShape, ScalingPolicy
 from moesaic.scaling.contract import (
     RecentDemand,
     ScalingChoice,
@@ -31,6 +31,8 @@ from moesaic.services.scheduler.scaling.facts import active_attention, active_sh
 from moesaic.services.scheduler.scaling.feed import LoadFeed
 
 USUAL_ANSWER_TOKENS = 64.0  # while no answer has ended
+# After a change of shape: until then most of the steps that costs are fitted to were of the shape before.
+STEPS_FADE_S = 60.0
 _NOTHING = np.zeros(0, np.int64)
 NO_DEMAND = RecentDemand(np.zeros(0), _NOTHING, _NOTHING, 0.0)
 
@@ -49,6 +51,9 @@ class FleetPredictor:
         """``traffic``: tells how popular each expert is; ``load``: arrivals and costs."""
         self._fleet, self._view, self._traffic, self._load = fleet, view, traffic, load
         self._wall_clock = wall_clock
+        self._shape: FleetShape | None = None
+        self._changed_s = 0.0
+        self._measured: FleetShape | None = None
 
     def demand(self, policy: ScalingPolicy) -> RecentDemand:
         """Return the demand of that part of the policy's window of which all that tell anything have told."""
@@ -75,7 +80,7 @@ class FleetPredictor:
 
     def times(self) -> ServingTimes | None:
         """Predict steps by what was measured; None while too little is known."""
-        current, model = self._view.current, self._load.model()
+        current, model, measured = self._view.current, self._load.model(), self._measured_shape()
         if not any(record.role == "expert" for record in self._fleet.workers.values()):
             return self._times_of_whole_steps(model)
         if current is None or not {"attention", "experts"} <= model.parts.keys():
@@ -99,10 +104,19 @@ class FleetPredictor:
                 activated=activated_of(
                     chosen, unevenness(chosen, rows, served, len(current.workers))
                 ),
-                measured=active_shape(self._fleet),
+                measured=measured,
             )
         except InvalidInput:  # parts that it needs were not measured yet
             return None
+
+    def _measured_shape(self) -> FleetShape:
+        """Find the shape whose whole steps the costs are of: the one before, for a while after a change."""
+        shape, now_s = active_shape(self._fleet), self._wall_clock()
+        if shape != self._shape:
+            self._shape, self._changed_s = shape, now_s
+        if self._measured is None or now_s - self._changed_s >= STEPS_FADE_S:
+            self._measured = shape
+        return self._measured
 
     def _times_of_whole_steps(self, model: PerformanceModel) -> ServingTimes | None:
         """Predict steps of workers that have their own experts, or have lost all expert workers."""

@@ -1,5 +1,6 @@
 """Demand and costs of the fleet, as decisions are made from them."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,7 +19,12 @@ from moesaic.messages.scaling import FleetShape, ScalingPolicy
 from moesaic.scaling.contract import Objectives, ScalingState, ShapeBounds, StepRows
 from moesaic.services.scheduler.planning.traffic import TrafficFeed
 from moesaic.services.scheduler.scaling.feed import LoadFeed
-from moesaic.services.scheduler.scaling.predictor import FleetPredictor, activated_of, unevenness
+from moesaic.services.scheduler.scaling.predictor import (
+    STEPS_FADE_S,
+    FleetPredictor,
+    activated_of,
+    unevenness,
+)
 
 NOW = 1_000_000.0
 POLICY = ScalingPolicy(mode="auto", window_s=60.0)
@@ -140,11 +146,16 @@ def test_most_activated_experts_are_never_more_than_all() -> None:
     assert activated_of(chosen, 9.0)(4, 8.0) == pytest.approx(16.0)
 
 
-def predicting(fleet: Fleet) -> FleetPredictor:
-    """One that knows what whole steps cost, and nothing of their parts."""
+def predicting(
+    fleet: Fleet, *, parts: bool = False, wall_clock: Callable[[], float] = lambda: NOW
+) -> FleetPredictor:
+    """One that knows what whole steps cost, and maybe what their parts do."""
     book = CostBook()
     for rows in range(1, 9):
         book.add("step", (1.0, 0.0, 0.0, rows, 10.0 * rows, 0.0), 0.1 + 0.01 * rows)
+        if parts:
+            book.add("attention", (1.0, rows, 10.0 * rows, 0.0), 0.1)
+            book.add("experts", (1.0, 1.0 * rows, 2.0 * rows), 0.001 * rows)
     feed = LoadFeed(cast("Bus", None), LEADING, lambda: NOW)
     for each in reports_of("a", NOW - 60, NOW, costs=book.sums()):
         feed.take(each)
@@ -157,20 +168,24 @@ def predicting(fleet: Fleet) -> FleetPredictor:
         cast("PlacementView", SimpleNamespace(current=placement)),
         cast("TrafficFeed", SimpleNamespace(of=lambda digest: traffic, served=lambda placed: None)),
         feed,
-        lambda: NOW,
+        wall_clock,
     )
+
+
+def experts(number: int) -> dict[str, WorkerRecord]:
+    return {
+        name: WorkerRecord(
+            worker_id=name, generation=1, role="expert", state="ready", admin_address=f"{name}:1"
+        )
+        for name in ("e0", "e1")[:number]
+    }
 
 
 @pytest.mark.parametrize("num_experts", [0, 2])
 async def test_whole_steps_say_nothing_about_fleets_with_expert_workers(num_experts: int) -> None:
     fleet = fleet_of("a")
     fleet.workers["a"] = replace(fleet.workers["a"], num_experts=8, top_k=2)
-    fleet.workers |= {
-        name: WorkerRecord(
-            worker_id=name, generation=1, role="expert", state="ready", admin_address=f"{name}:1"
-        )
-        for name in ("e0", "e1")[:num_experts]
-    }
+    fleet.workers |= experts(num_experts)
     predictor = predicting(fleet)
     state = ScalingState(
         now_s=NOW,
@@ -221,3 +236,23 @@ def test_a_fleet_that_lost_its_expert_workers_is_predicted_by_whole_steps() -> N
 
     assert times is not None
     assert times.step(StepRows(0, 4, 40), FleetShape(1, 2)).seconds == pytest.approx(0.14, rel=0.01)
+
+
+def test_steps_measured_before_a_change_of_shape_correct_predictions_of_that_shape() -> None:
+    fleet, now_s = fleet_of("a"), NOW
+    predictor = predicting(fleet, parts=True, wall_clock=lambda: now_s)
+
+    def seconds(num_experts: int) -> float:
+        times = predictor.times()
+        assert times is not None
+        return times.step(StepRows(0, 4, 40), FleetShape(1, num_experts)).seconds
+
+    fleet.workers |= experts(1)
+    assert seconds(1) == pytest.approx(0.14, rel=0.01)
+
+    fleet.workers |= experts(2)
+
+    assert seconds(1) == pytest.approx(0.14, rel=0.01)
+    assert seconds(2) != pytest.approx(0.14, rel=0.01)
+    now_s += STEPS_FADE_S
+    assert seconds(2) == pytest.approx(0.14, rel=0.01)
