@@ -1,8 +1,8 @@
 // A step of a decoder, from tokens to logits, in one call: with few rows, the way between Python and its
 // kernels takes a good part of the time that they compute.
 #include "arena.h"
+#include "compute/decoder_step.h"
 #include "compute/matrix.h"
-#include "compute/pass.h"
 
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "arena.h"
-#include "compute/pass.h"
+#include "compute/decoder_step.h"
 #include "exchange/ring.h"
 
 enum { DONE, FAILED };

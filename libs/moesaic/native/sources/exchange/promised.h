@@ -1,4 +1,4 @@
-// Promises to rows as the body of a request, see moesaic.experts.promises.
+// Promises to rows as the body of a request, see moesaic.experts.brownout.promises.
 #ifndef MOESAIC_PROMISED_H
 #define MOESAIC_PROMISED_H
 

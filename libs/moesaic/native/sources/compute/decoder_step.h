@@ -1,6 +1,6 @@
 // The way of a step's rows through a decoder; between attention and the next layer lie the experts.
-#ifndef MOESAIC_PASS_H
-#define MOESAIC_PASS_H
+#ifndef MOESAIC_DECODER_STEP_H
+#define MOESAIC_DECODER_STEP_H
 
 #include "calls.h"
 
