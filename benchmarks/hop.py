@@ -21,11 +21,11 @@ from typing import Any
 import structlog
 import torch
 
+from benchmarks.common.inprocess import Hub, InProcessNetwork
 from benchmarks.common.turns import spread
 from moesaic.errors import MoesaicError
 from moesaic.transport.contract import Network
 from moesaic.transport.frame import Frame, FrameKind, FrameLimits
-from moesaic.transport.inprocess import Hub, InProcessNetwork
 from moesaic.transport.ucx.network import UcxNetwork
 from moesaic.transport.ucx.planes import Transports
 

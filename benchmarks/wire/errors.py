@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.common.inprocess import Hub, InProcessNetwork
 from benchmarks.common.models import qwen3_moe, write_model
 from benchmarks.common.placements import placed_worker
 from benchmarks.common.suite import DEMO
@@ -27,7 +28,6 @@ from moesaic.models.layers.gate import load_gates
 from moesaic.models.text.tokenizer import Tokenizer
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.transport.frame import Frame, FrameLimits
-from moesaic.transport.inprocess import Hub, InProcessNetwork
 
 TEXT = Path(__file__).parents[2] / "models/training/data/text/wikitext2.test.txt.gz"
 SHAPES = {  # Qwen3-MoE, random; the widths and the experts per token of Qwen3-30B-A3B

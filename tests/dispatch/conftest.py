@@ -9,6 +9,7 @@ import torch
 from prometheus_client import Counter
 from torch import Tensor
 
+from benchmarks.common.inprocess import Hub, InProcessNetwork
 from benchmarks.common.placements import placed_worker, placement_of
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
@@ -23,7 +24,6 @@ from moesaic.models.layers.gate import load_gates
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.transport.contract import Handler
 from moesaic.transport.frame import Frame, FrameLimits
-from moesaic.transport.inprocess import Hub, InProcessNetwork
 from tests.waiting import until
 
 CPU, FP32 = torch.device("cpu"), torch.float32

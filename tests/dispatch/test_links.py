@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.common.inprocess import Hub, InProcessNetwork
 from moesaic.dispatch import links
 from moesaic.dispatch.links import DialledLinks, Endpoint, LinkEvents
 from moesaic.errors import PeerLost
 from moesaic.transport.frame import FrameLimits
-from moesaic.transport.inprocess import Hub, InProcessNetwork
 from tests.dispatch.conftest import TIMEOUT_S
 from tests.waiting import until
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.common.inprocess import Hub, InProcessNetwork
 from benchmarks.common.placements import placed_worker, placement_of
 from moesaic.errors import ExpertUnavailable, InvalidInput, NotReady
 from moesaic.experts.host import ExpertHost
@@ -28,7 +29,6 @@ from moesaic.models.configuration.config import load_config
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.telemetry.metrics import snapshot
 from moesaic.transport.frame import Frame, FrameKind
-from moesaic.transport.inprocess import Hub, InProcessNetwork
 from moesaic.transport.ucx.network import UcxNetwork
 from tests.dispatch.conftest import until
 

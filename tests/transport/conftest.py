@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.common.inprocess import Hub, InProcessNetwork
 from moesaic.transport.contract import Handler, Network
 from moesaic.transport.frame import Frame, FrameKind, FrameLimits
-from moesaic.transport.inprocess import Hub, InProcessNetwork
 from moesaic.transport.rings.plane import new_event_loop
 from moesaic.transport.ucx import network as network_module
 from moesaic.transport.ucx.bindings import UcxWorker

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.common.inprocess import Hub, InProcessNetwork
 from moesaic.dispatch.baselines.all_to_all import AllToAllDispatcher
 from moesaic.dispatch.gathered.peers import Peer
 from moesaic.dispatch.local import LocalDispatcher
@@ -16,7 +17,6 @@ from moesaic.experts.pull.ranges import Share
 from moesaic.models.configuration.config import load_config
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.transport.frame import Frame, FrameLimits
-from moesaic.transport.inprocess import Hub, InProcessNetwork
 from tests.dispatch import dispatcher_contract as contract
 from tests.dispatch.conftest import CPU, FP32, TIMEOUT_S
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.common.inprocess import Hub, InProcessNetwork
 from benchmarks.common.placements import placed_worker, placement_of
 from moesaic.dispatch.collaborative.dispatcher import CollaborativeDispatcher, SiteParts
 from moesaic.dispatch.collaborative.file_cache import FileCache
@@ -23,7 +24,6 @@ from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.gate import load_gates
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.transport.frame import FrameLimits
-from moesaic.transport.inprocess import Hub, InProcessNetwork
 from tests.dispatch import dispatcher_contract as contract
 from tests.dispatch.conftest import CPU, FP32, TIMEOUT_S
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.common.inprocess import Hub, InProcessNetwork
 from moesaic.dispatch.gathered.assembly import GatheredParts, assemble
 from moesaic.dispatch.gathered.peers import Peer
 from moesaic.dispatch.gathered.plan import plan_gather
@@ -23,7 +24,6 @@ from moesaic.models.layers.gate import load_gates
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.transport.contract import Handler
 from moesaic.transport.frame import Frame
-from moesaic.transport.inprocess import Hub, InProcessNetwork
 from tests.dispatch import dispatcher_contract as contract
 from tests.dispatch.conftest import CPU
 

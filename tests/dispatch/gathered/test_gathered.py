@@ -12,6 +12,7 @@ import pytest
 import torch
 from prometheus_client import REGISTRY
 
+from benchmarks.common.inprocess import InProcessNetwork
 from benchmarks.parity.cases import ParityCase, Served, build_reference, prompt_of
 from moesaic.dispatch.gathered.peers import Peer
 from moesaic.dispatch.gathered.ring import Fill
@@ -21,7 +22,6 @@ from moesaic.experts.pull.frames import PULL_LIMITS, contents_digest
 from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.step_batch import StepBatch
 from moesaic.transport.frame import Frame, FrameKind
-from moesaic.transport.inprocess import InProcessNetwork
 from tests.dispatch import dispatcher_contract as contract
 from tests.waiting import until
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.common.inprocess import Hub, InProcessNetwork
 from benchmarks.common.placements import placed_worker, placement_of
 from moesaic.dispatch.links import Endpoint
 from moesaic.dispatch.local import LocalDispatcher
@@ -26,7 +27,6 @@ from moesaic.models.layers.gate import load_gates
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.transport.contract import Handler
 from moesaic.transport.frame import Frame, FrameLimits
-from moesaic.transport.inprocess import Hub, InProcessNetwork
 from moesaic.transport.ucx.network import UcxNetwork
 from tests.dispatch.conftest import CPU, FP32, NUM_EXPERTS, NUM_LAYERS, TIMEOUT_S, CrookedCheckpoint
 from tests.waiting import until

@@ -1,4 +1,4 @@
-"""Networks of one process that pass messages through memory on one event loop, for tests."""
+"""Networks of one process that pass messages through memory on one event loop."""
 
 import asyncio
 import hmac
