@@ -9,7 +9,8 @@ from moesaic.errors import DeadlineExceeded, InvalidInput, MoesaicError, PeerLos
 from moesaic.transport.contract import Handler, Link
 from moesaic.transport.frame import Frame, FrameLimits, Message
 from moesaic.transport.links import Links
-from moesaic.transport.wire import NOBODY, Receiver
+from moesaic.transport.rings.channel import Channel
+from moesaic.transport.wire import NOBODY, Parcels, Receiver
 
 
 class Hub:
@@ -89,6 +90,9 @@ class InProcessNetwork:
         """See ``Network.exchange``."""
         return await self._links.exchange(calls, deadline_s)
 
+    bell = -1  # no exchange goes without Python
+    channels = None, 0
+
     @property
     def served_peers(self) -> list[str]:
         """See ``Network.served_peers``."""
@@ -107,6 +111,8 @@ class InProcessNetwork:
 class _MemoryWire:
     """One end of a pair; a message arrives in a later turn of the event loop, as from a socket."""
 
+    channel: Channel | None = None
+    parcels: Parcels | None = None
     other: "_MemoryWire"
     receiver: Receiver
 

@@ -1,11 +1,11 @@
 """Computing beside the engine, on a thread of its own."""
 
 import asyncio
-import ctypes
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import ParamSpec, TypeVar
+
+from moesaic.native.heap import trim_heap
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -26,5 +26,4 @@ async def on_own_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
         )
     finally:
         executor.shutdown(wait=False)
-        with suppress(OSError, AttributeError):  # another C library
-            ctypes.CDLL(None).malloc_trim(0)
+        trim_heap()

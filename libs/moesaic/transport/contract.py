@@ -28,6 +28,16 @@ class Link(Protocol):
         """True while the link can be used; False is final."""
         ...
 
+    @property
+    def channel(self) -> Channel | None:
+        """The channel that carries it, by which C functions may send and receive; None: Python alone does."""
+        ...
+
+    @property
+    def memory(self) -> DeviceMemory | None:
+        """The device memory in which parcels of replies arrive; None: all tensors travel within frames."""
+        ...
+
     def post(self, frame: Frame) -> None:
         """Send a NOTE, to which no answer ever comes.
 
@@ -109,41 +119,16 @@ class Network(Protocol):
         """Wait until this network serves no peer but those with worker ids in ``besides``."""
         ...
 
-    async def close(self) -> None:
-        """Discard all links and stop serving; calling it again changes nothing."""
-        ...
-
-
-@runtime_checkable
-class NativeLink(Link, Protocol):
-    """A link whose frames C functions may send and receive."""
-
-    @property
-    def channel(self) -> Channel | None:
-        """The channel that carries it; None: Python alone does."""
-        ...
-
-
-@runtime_checkable
-class ParcelLink(Link, Protocol):
-    """A link whose tensors may travel between the memories of devices."""
-
-    @property
-    def memory(self) -> DeviceMemory | None:
-        """The memory in which parcels of replies arrive; None: all tensors travel within frames."""
-        ...
-
-
-@runtime_checkable
-class NativeNetwork(Network, Protocol):
-    """A network whose links may have channels."""
-
     @property
     def bell(self) -> int:
-        """The file descriptor that peers wake exchanges without Python by; -1: this loop has none."""
+        """The file descriptor that peers wake exchanges without Python by; -1: there are none."""
         ...
 
     @property
     def channels(self) -> tuple[Any, int]:
         """All channels, as an array for C functions, and their number; valid until one comes or goes."""
+        ...
+
+    async def close(self) -> None:
+        """Discard all links and stop serving; calling it again changes nothing."""
         ...

@@ -3,17 +3,16 @@
 import asyncio
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 import structlog
 
 from moesaic.errors import DeadlineExceeded, FrameError, InvalidInput, MoesaicError, PeerLost
-from moesaic.transport import parcels
 from moesaic.transport.device_memory import DeviceMemory
 from moesaic.transport.failure import error_of
 from moesaic.transport.frame import Frame, FrameKind, FrameLimits, Message
 from moesaic.transport.pulse import Pulse, Verdict
-from moesaic.transport.wire import Wire
+from moesaic.transport.rings.channel import Channel
+from moesaic.transport.wire import Wire, receive_frame, send_frame
 
 log = structlog.get_logger()
 
@@ -39,14 +38,14 @@ class DialledLink:
         return self._peer
 
     @property
-    def channel(self) -> Any:
-        """The ``Channel`` that carries the link, for exchanges without Python; ``None``: none does."""
-        return getattr(self._wire, "channel", None)
+    def channel(self) -> Channel | None:
+        """See ``Link.channel``."""
+        return self._wire.channel
 
     @property
     def memory(self) -> DeviceMemory | None:
-        """The memory in which parcels of replies arrive; ``None``: all tensors travel within frames."""
-        carrier = parcels.parcels_of(self._wire)
+        """See ``Link.memory``."""
+        carrier = self._wire.parcels
         return None if carrier is None else carrier.memory
 
     @property
@@ -105,7 +104,7 @@ class DialledLink:
             return
         self._outstanding[frame.seq] = (frame, settle)
         try:
-            parcels.send(self._wire, frame)
+            send_frame(self._wire, frame)
         except InvalidInput as error:
             del self._outstanding[frame.seq]
             settle(error)
@@ -132,7 +131,7 @@ class DialledLink:
         """Match an answer to its call; anything but an expected answer ends the link."""
         self._pulse.heard(asyncio.get_running_loop().time())
         try:
-            parcels.receive(self._wire, message, self._limits, self._take)
+            receive_frame(self._wire, message, self._limits, self._take)
         except FrameError as error:
             self._end(error)
 

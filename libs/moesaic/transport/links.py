@@ -2,14 +2,14 @@
 
 import asyncio
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import cast
 
-from moesaic.errors import MoesaicError
+from moesaic.errors import DeadlineExceeded, MoesaicError
 from moesaic.transport import pulse
 from moesaic.transport.contract import Handler, Link
 from moesaic.transport.device_memory import settle
 from moesaic.transport.dialled import DialledLink
-from moesaic.transport.exchange import Exchange
 from moesaic.transport.frame import Frame, FrameLimits
 from moesaic.transport.served import ServedLink
 from moesaic.transport.wire import Wire
@@ -62,7 +62,7 @@ class Links:
             if frame.parcels and not frame.settled and link.memory is not None:
                 settle(link.memory.device)  # once for all links: they are of one network
                 break
-        return await Exchange(dialled, deadline_s).run()
+        return await _Exchange(dialled, deadline_s).run()
 
     async def close(self) -> None:
         """End all links of both kinds and wait for the handlers."""
@@ -95,3 +95,51 @@ class Links:
                 link.beat(now)
             else:
                 self._dialled.discard(link)
+
+
+class _Exchange:
+    """Frames that are sent and awaited together: one outcome for each call, whatever happens to its link."""
+
+    def __init__(self, calls: Sequence[tuple[DialledLink, Frame]], deadline_s: float) -> None:
+        self._calls, self._deadline_s = calls, deadline_s
+        self._outcomes: list[Frame | MoesaicError | None] = [None] * len(calls)
+        self._missing = len(calls)
+        self._done = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> list[Frame | MoesaicError]:
+        """Send, and wait for every outcome; see ``Network.exchange``."""
+        if not self._calls:
+            return []
+        timer = asyncio.get_running_loop().call_later(self._deadline_s, self._expire)
+        try:
+            for idx, (link, frame) in enumerate(self._calls):
+                link.call(frame, partial(self._settle, idx))
+            await self._done
+        except asyncio.CancelledError:
+            self._give_up("cancelled")
+            raise
+        finally:
+            timer.cancel()
+        return [outcome for outcome in self._outcomes if outcome is not None]
+
+    def _settle(self, idx: int, outcome: Frame | MoesaicError) -> None:
+        """Give call ``idx`` its outcome; the first one stands."""
+        if self._outcomes[idx] is not None:
+            return
+        self._outcomes[idx] = outcome
+        self._missing -= 1
+        if self._missing == 0 and not self._done.done():
+            self._done.set_result(None)
+
+    def _expire(self) -> None:
+        self._give_up(f"no answer within {self._deadline_s * 1e3:.0f} ms")
+
+    def _give_up(self, cause: str) -> None:
+        late = [idx for idx, outcome in enumerate(self._outcomes) if outcome is None]
+        # All are settled first: a discarded link would call its other calls lost.
+        for idx in late:
+            link, frame = self._calls[idx]
+            what = f"layer {frame.layer} on {link.peer}"
+            self._settle(idx, DeadlineExceeded(what, self._deadline_s * 1e3))
+        for idx in late:
+            self._calls[idx][0].discard(cause)

@@ -7,12 +7,11 @@ from functools import partial
 import structlog
 
 from moesaic.errors import FrameError, MoesaicError, Overloaded
-from moesaic.transport import parcels
 from moesaic.transport.contract import Handler
 from moesaic.transport.device_memory import settle
 from moesaic.transport.failure import failure_frame
 from moesaic.transport.frame import Frame, FrameKind, FrameLimits, Message
-from moesaic.transport.wire import Wire
+from moesaic.transport.wire import Wire, receive_frame, send_frame
 
 log = structlog.get_logger()
 
@@ -42,7 +41,7 @@ class ServedLink:
     def on_message(self, message: Message) -> None:
         """Start serving a request or a note, or answer a ping; anything else ends the connection."""
         try:
-            parcels.receive(self._wire, message, self._limits, self._take)
+            receive_frame(self._wire, message, self._limits, self._take)
         except FrameError as error:
             self._refuse(error)
 
@@ -111,10 +110,10 @@ class ServedLink:
         if request.kind is not FrameKind.REQUEST or not self._alive:
             return
         try:
-            carrier = parcels.parcels_of(self._wire)
+            carrier = self._wire.parcels
             if carrier is not None and reply.parcels and not reply.settled:
                 settle(carrier.memory.device)
-            parcels.send(self._wire, reply)
+            send_frame(self._wire, reply)
         except MoesaicError as error:
             self._wire.send(failure_frame(request, error).encode())
 

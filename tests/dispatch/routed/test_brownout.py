@@ -144,7 +144,7 @@ async def test_native_exchanges_have_the_bits_and_counts_of_python(
     async with over_rings(unlinked, slots, wire) as rings:
         for rows, layer in batches:  # Python answers each layer once
             await rings.dispatched(rows, layer)
-        rings.answered_natively()
+        await rings.answered_natively()
         native = []
         for levels in (several, one):
             for rows, layer in batches:
@@ -152,7 +152,7 @@ async def test_native_exchanges_have_the_bits_and_counts_of_python(
                 summed = await rings.dispatched(rows, layer, promised)
                 native.append((summed, promised.settle()))
 
-        assert rings.answered_natively() == 2 * len(batches) * len(slots)
+        assert await rings.answered_natively() == 2 * len(batches) * len(slots)
     for (got, counts), (expected, known) in zip(native, python, strict=True):
         assert torch.equal(got.view(torch.int32), expected.view(torch.int32))
         assert torch.equal(counts, known)

@@ -1,5 +1,6 @@
 """Rows and sums travel in their own dtype or as bytes: right to the bit of a sum by hand, natively and in Python."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -151,22 +152,27 @@ async def test_sums_of_another_form_are_not_believed(
 class OverRings:
     """Expert hosts and a dispatcher on threads of their own, with shared memory between them."""
 
-    def __init__(self, cluster: Any, client: EngineThread, answers: Sequence[Any]) -> None:
-        self.cluster, self._client, self._answers = cluster, client, answers
+    def __init__(
+        self, cluster: Any, client: EngineThread, answering: Sequence[tuple[EngineThread, Any]]
+    ) -> None:
+        self.cluster, self._client, self._answering = cluster, client, answering
 
     async def dispatched(
         self, rows: Tensor, layer: int, promised: PromisedRows | None = None
     ) -> Tensor:
         return await self._client.run(dispatched(self.cluster, rows, layer, promised))
 
-    def answered_natively(self) -> int:
-        return sum(int(each.take_tally().batches) for each in self._answers)
+    async def answered_natively(self) -> int:
+        """Take the number of batches; a thread counts one when its reply has left."""
+        for thread, _ in self._answering:
+            await thread.run(asyncio.sleep(0))
+        return sum(int(answers.take_tally().batches) for _, answers in self._answering)
 
 
 @asynccontextmanager
 async def over_rings(cluster: Any, slots: list[list[int]], wire: WireDtype) -> AsyncIterator[Any]:
     """Serve the hosts of a cluster that listens nowhere."""
-    c, answers = cluster, []
+    c, answering = cluster, []
     async with AsyncExitStack() as stack:
 
         async def opened(name: str, role: str) -> tuple[EngineThread, UcxNetwork]:
@@ -177,8 +183,9 @@ async def over_rings(cluster: Any, slots: list[list[int]], wire: WireDtype) -> A
 
         for n, host in enumerate(c.hosts):
             thread, network = await opened(f"expert-{n}", "expert")
-            answers.append(host.answer_without_python(c.limits))
-            await thread.build(network.answer_by, answers[-1].c)
+            answers = host.answer_without_python(c.limits)
+            answering.append((thread, answers))
+            await thread.build(network.answer_by, answers.c)
             c.addresses[n] = await thread.run(network.listen("127.0.0.1", 0, host.answer))
         client, network = await opened("attention-0", "attention")
         c.routed = await client.build(
@@ -191,7 +198,7 @@ async def over_rings(cluster: Any, slots: list[list[int]], wire: WireDtype) -> A
         for host in c.hosts:
             host.epochs.commit(1)
         await client.build(c.routed.set_placement, placement)
-        yield OverRings(c, client, answers)
+        yield OverRings(c, client, answering)
 
 
 @pytest.mark.skipif(library() is None, reason="no C compiler")
@@ -210,6 +217,6 @@ async def test_native_exchanges_have_the_bits_of_python(
         for _ in range(2):  # Python answers each layer once
             native = [await rings.dispatched(rows, layer) for rows, layer in batches]
 
-        assert rings.answered_natively() >= len(batches) * len(slots)
+        assert await rings.answered_natively() >= len(batches) * len(slots)
         for got, expected in zip(native, python, strict=True):
             assert torch.equal(got.view(torch.int32), expected.view(torch.int32))

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moesaic.transport.rings.plane import RingPlane, new_event_loop
-from moesaic.transport.ucx.wires import ProcessWire, socket_wire
+from moesaic.transport.ucx.wires import socket_wire
+from moesaic.transport.wire import Wire
 
 MOST = 1 << 20
 BY_C, BY_PYTHON = True, False
@@ -57,7 +58,7 @@ def by_c(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
-def opened(sock: socket.socket, rings: RingPlane | None) -> tuple[ProcessWire, Heard]:
+def opened(sock: socket.socket, rings: RingPlane | None) -> tuple[Wire, Heard]:
     wire, heard = socket_wire(rings, sock, MOST), Heard()
     wire.receiver = heard
     return wire, heard

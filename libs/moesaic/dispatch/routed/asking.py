@@ -1,6 +1,7 @@
-"""The promise of what sends the rows of a layer to all its workers, and brings what they answer."""
+"""Batches of one layer's rows to all its workers, and the exchange of one in Python."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, Protocol
@@ -10,9 +11,11 @@ from torch import Tensor
 from moesaic.dispatch.contract import Step
 from moesaic.dispatch.routed.route import Route
 from moesaic.errors import MoesaicError
+from moesaic.experts.frames import layer_request
 from moesaic.experts.wire_rows import to_wire
 from moesaic.kernels.promised import PromisedRows
 from moesaic.messages.wire import WireDtype
+from moesaic.transport.contract import Link, Network
 from moesaic.transport.frame import Frame
 
 Outcome = Frame | MoesaicError  # of one worker: its reply, or the error that stands for it
@@ -77,9 +80,45 @@ class Begun(Protocol):
         ...
 
 
-class Asking(Protocol):
-    """Sends batches to all workers of their layer."""
+@dataclass(frozen=True, eq=False)
+class _Calls:
+    """The requests of one batch; they are sent when they are settled."""
 
-    def begin(self, step: RoutedStep, batch: AskedBatch) -> Begun | None:
-        """Send a batch now, or as soon as it is settled; None: it cannot."""
-        ...
+    network: Network
+    calls: list[tuple[Link, Frame]]
+    patience_s: float
+
+    async def settle(self) -> Sequence[Outcome]:
+        """See ``Begun.settle``."""
+        return await self.network.exchange(self.calls, self.patience_s)
+
+
+class PythonAsking:
+    """Asks in Python: whatever C functions do not send, and where there are none."""
+
+    def __init__(self, network: Network, patience_s: Callable[[int], float]) -> None:
+        """Wait as long for replies as ``patience_s`` says, given the number of rows."""
+        self._network, self._patience_s = network, patience_s
+        self._seq = itertools.count(1)
+
+    def begin(self, step: RoutedStep, batch: AskedBatch) -> _Calls:
+        """Make the requests of a batch."""
+        route = step.route
+        tensors = [batch.packed, route.basis_of(batch.layer), *(batch.routing or ())]
+        calls = [
+            (
+                route.links[idx],
+                layer_request(
+                    step.step_id,
+                    step.epoch,
+                    batch.layer,
+                    next(self._seq),
+                    tensors,
+                    promised=batch.promised,
+                    unsummed=batch.unsummed,
+                    apart=batch.parcels,
+                ),
+            )
+            for idx in route.targets[batch.layer]
+        ]
+        return _Calls(self._network, calls, self._patience_s(len(batch.rows)))

@@ -8,7 +8,7 @@ Expert workers also choose among replicas, so all must decide alike: each reply 
 the decision. If two digests differ, the layer is asked again with this side's own routing.
 
 Where the model is on a GPU and so are all workers of a layer, rows leave from where they are, and sums
-arrive there (``transport.parcels``). The device is waited for once a layer, in ``Network.exchange``:
+arrive there (``transport.wire``). The device is waited for once a layer, in ``Network.exchange``:
 UCX may read the rows only when kernels have written them. The sums are added up by kernels that nobody
 waits for. Otherwise rows are copied to the host, and the sums back.
 """
@@ -26,8 +26,14 @@ from torch import Tensor
 
 from moesaic.costs import CostBook
 from moesaic.dispatch.contract import Step
-from moesaic.dispatch.routed.asking import AskedBatch, Begun, Outcome, RoutedStep, Sum
-from moesaic.dispatch.routed.by_python import PythonAsking
+from moesaic.dispatch.routed.asking import (
+    AskedBatch,
+    Begun,
+    Outcome,
+    PythonAsking,
+    RoutedStep,
+    Sum,
+)
 from moesaic.dispatch.routed.native import NativeAsking
 from moesaic.dispatch.routed.notes import DispatchNotes
 from moesaic.dispatch.routed.route import Route

@@ -22,7 +22,7 @@ from moesaic.kernels.promised import PromisedRows
 from moesaic.messages.wire import WireDtype
 from moesaic.native.library import lib
 from moesaic.native.structs import ApartArgs, AskArgs, AskedArgs
-from moesaic.transport.contract import Link, NativeLink, NativeNetwork, Network
+from moesaic.transport.contract import Link, Network
 from moesaic.transport.failure import error_of
 from moesaic.transport.frame import Frame, FrameKind, FrameLimits
 from moesaic.transport.rings.channel import NATIVE_SEQ, Channel
@@ -63,7 +63,7 @@ def plan_asks(
     """
     channels: dict[int, Channel] = {}
     for idx, link in route.links.items():
-        if not isinstance(link, NativeLink) or link.channel is None:
+        if link.channel is None:
             return None
         channels[idx] = link.channel
     if any(len(indices) > lib().most_asked() for indices in route.targets.values()):
@@ -118,7 +118,7 @@ def _plan_layer(
 
 
 class NativeAsking:
-    """An ``Asking`` of plain batches, as far as the network can do without Python."""
+    """Asks plain batches, as far as the network can do without Python."""
 
     def __init__(self, network: Network, timeout_s: float, wire: WireDtype) -> None:
         """Wait ``timeout_s`` for the replies to a batch of up to ``ROWS_PER_TIMEOUT`` rows.
@@ -126,10 +126,8 @@ class NativeAsking:
         Rows and sums travel as ``wire`` says.
         """
         self._wire = wire
-        self._network = network if isinstance(network, NativeNetwork) else None
         # Only some event loops sleep in C: it is known once the network is there.
-        if self._network is not None and self._network.bell < 0:
-            self._network = None
+        self._network = network if network.bell >= 0 else None
         self._timeout_s, self._seq = timeout_s, NATIVE_SEQ
         self._asks: dict[Route, RouteAsks | None] = {}  # of the last route
 
@@ -276,7 +274,7 @@ class SentBatch:
         self,
         unsettled: _Unsettled,
         rows: Tensor,
-        network: NativeNetwork,
+        network: Network,
         promised: PromisedRows | None = None,
     ) -> None:
         """Send the rows, float32 ``[T, H]``, contiguous."""

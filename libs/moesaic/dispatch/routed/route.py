@@ -11,7 +11,7 @@ from moesaic.experts.basis import AssignmentBasis
 from moesaic.messages.placement import Placement
 from moesaic.messages.rung import Rung
 from moesaic.messages.scheduling import ExpertScheduling
-from moesaic.transport.contract import Link, ParcelLink
+from moesaic.transport.contract import Link
 
 CARRYING = ("aebs", "aebs-memory-bound")  # policies that count the work of earlier batches
 
@@ -52,9 +52,7 @@ class Route:
     @cached_property
     def _devices(self) -> dict[int, str]:
         """Types of the devices of links' memories, by index."""
-        # Found once: to check a link for a protocol takes some 20 microseconds, and every layer asks.
-        found = {idx: link for idx, link in self.links.items() if isinstance(link, ParcelLink)}
-        return {idx: link.memory.device.type for idx, link in found.items() if link.memory}
+        return {idx: link.memory.device.type for idx, link in self.links.items() if link.memory}
 
     def basis_of(self, layer: int) -> Tensor:
         """The encoded basis of rows of a layer, without loads."""

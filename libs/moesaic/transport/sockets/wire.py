@@ -9,8 +9,8 @@ import structlog
 from moesaic.transport.frame import Message
 from moesaic.transport.rings.channel import Channel
 from moesaic.transport.sockets.channel import cause_of_end
-from moesaic.transport.sockets.keep_alive import keep_alive
-from moesaic.transport.wire import NOBODY, Receiver
+from moesaic.transport.sockets.control import keep_alive
+from moesaic.transport.wire import NOBODY, Parcels, Receiver
 
 log = structlog.get_logger()
 
@@ -22,6 +22,7 @@ class SocketWire:
     """A ``Wire`` over the connection of the handshake."""
 
     channel: Channel | None = None
+    parcels: Parcels | None = None
     receiver: Receiver
 
     def __init__(self, sock: socket.socket, max_bytes: int) -> None:

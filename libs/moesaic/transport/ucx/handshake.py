@@ -14,7 +14,8 @@ import hashlib
 import hmac
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -195,3 +196,32 @@ async def _read(sock: socket.socket, nbytes: int) -> bytearray:
             raise ConnectionResetError("closed by the other end")
         received += part
     return received
+
+
+class Handshakes:
+    """Counts the handshakes of one network that are under way. Lives on one event loop."""
+
+    def __init__(self) -> None:
+        self._number, self._none = 0, asyncio.Event()
+        self._none.set()
+
+    @property
+    def under_way(self) -> bool:
+        """True if there is one."""
+        return self._number > 0
+
+    async def ended(self) -> None:
+        """Wait until there is none."""
+        await self._none.wait()
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Count a handshake while its body runs."""
+        self._number += 1
+        self._none.clear()
+        try:
+            yield
+        finally:
+            self._number -= 1
+            if not self._number:
+                self._none.set()

@@ -26,7 +26,6 @@ from moesaic.transport.contract import Handler, Link
 from moesaic.transport.device_memory import DeviceMemory
 from moesaic.transport.dialled import DialledLink
 from moesaic.transport.frame import Frame, FrameKind, FrameLimits
-from moesaic.transport.handshakes import Handshakes
 from moesaic.transport.links import Links
 from moesaic.transport.rings.channel import answers_to_pings
 from moesaic.transport.rings.meeting import Meeting, meet
@@ -34,7 +33,7 @@ from moesaic.transport.rings.plane import RingPlane
 from moesaic.transport.ucx import door, handshake
 from moesaic.transport.ucx.bindings import UCXError, UcxWorker
 from moesaic.transport.ucx.door import Door
-from moesaic.transport.ucx.handshake import Session
+from moesaic.transport.ucx.handshake import Handshakes, Session
 from moesaic.transport.ucx.interfaces import between_hosts
 from moesaic.transport.ucx.parcels import frame_tag
 from moesaic.transport.ucx.planes import (
@@ -49,7 +48,8 @@ from moesaic.transport.ucx.planes import (
     planes_of,
     shared_memory_id,
 )
-from moesaic.transport.ucx.wires import ProcessWire, UcxWire, ring_wire, socket_wire
+from moesaic.transport.ucx.wires import UcxWire, ring_wire, socket_wire
+from moesaic.transport.wire import Wire
 
 log = structlog.get_logger()
 
@@ -121,12 +121,12 @@ class UcxNetwork:
 
     @property
     def bell(self) -> int:
-        """The file descriptor that peers wake exchanges without Python by; -1: this loop has none."""
+        """See ``Network.bell``."""
         return self._rings.bell if self._rings is not None and self._rings.by_selector else -1
 
     @property
     def channels(self) -> tuple[Any, int]:
-        """All channels, as an array for C functions, and their number; valid until one comes or goes."""
+        """See ``Network.channels``."""
         return (None, 0) if self._rings is None else self._rings.c_channels
 
     @property
@@ -270,7 +270,7 @@ class UcxNetwork:
                 offer = PlaneOffer(shared_memory_id(), addresses, self._weights)
                 await session.send(sock, FrameKind.OFFER, msgspec.msgpack.encode(offer))
                 choice = _decode(await session.receive(sock, FrameKind.ACCEPT), PlaneChoice)
-                wire: ProcessWire
+                wire: Wire
                 if choice.plane not in addresses:
                     raise FrameError("plane", f"{choice.plane!r} was not offered")
                 if choice.plane == RING and meeting is not None and self._rings is not None:
@@ -311,7 +311,7 @@ class UcxNetwork:
             raise PeerLost(session.peer, cause)
         own = self._own_planes()
         plane = choose_plane(offer, own)
-        wire: ProcessWire | None = None
+        wire: Wire | None = None
         if plane == RING and self._rings is not None:
             wire = await self._join(self._rings, offer.addresses[RING], session, sock)
             if wire is None:
@@ -335,7 +335,7 @@ class UcxNetwork:
 
     async def _join(
         self, rings: RingPlane, name: bytes, session: Session, sock: socket.socket
-    ) -> ProcessWire | None:
+    ) -> Wire | None:
         """Meet a dialler of this host; ``None`` if it cannot be met, as in another network."""
         try:
             memory, bell = await meet(name, session.token(RING), rings.bell)
@@ -349,7 +349,7 @@ class UcxNetwork:
 
     def _wire(
         self, sock: socket.socket, peer: str, plane: str, address: bytes, tags: tuple[int, int]
-    ) -> ProcessWire:
+    ) -> Wire:
         if plane not in self._planes:
             raise FrameError("plane", f"{plane!r} was renewed while it was chosen")
         if plane in PARCELS:

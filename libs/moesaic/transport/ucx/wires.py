@@ -3,32 +3,16 @@
 import asyncio
 import os
 import socket
-from typing import Protocol
 
 from moesaic.transport.frame import Message
 from moesaic.transport.rings.channel import Channel, RingChannel
 from moesaic.transport.rings.plane import RingPlane
 from moesaic.transport.sockets.channel import SocketChannel
+from moesaic.transport.sockets.control import Control
 from moesaic.transport.sockets.wire import SocketWire
 from moesaic.transport.ucx.bindings import UcxWorker
-from moesaic.transport.ucx.control import Control
 from moesaic.transport.ucx.parcels import UcxParcels
-from moesaic.transport.wire import NOBODY, Receiver, Wire
-
-
-class ProcessWire(Wire, Protocol):
-    """A ``Wire`` between processes.
-
-    Attributes:
-        receiver: of its messages; set in the turn of the event loop in which the wire is made.
-    """
-
-    receiver: Receiver
-
-    @property
-    def channel(self) -> Channel | None:
-        """The channel that carries it, if C functions do."""
-        ...
+from moesaic.transport.wire import NOBODY, Parcels, Receiver, Wire
 
 
 class UcxWire:
@@ -49,12 +33,12 @@ class UcxWire:
 
     @property
     def channel(self) -> Channel | None:
-        """The channel that carries it, if C functions do."""
+        """See ``Wire.channel``."""
         return self._endpoint.channel
 
     @property
     def parcels(self) -> UcxParcels | None:
-        """The part of it that carries tensors apart from their frames, if there is one."""
+        """See ``Wire.parcels``."""
         return self._endpoint.parcels
 
     def send(self, message: Message) -> None:
@@ -79,6 +63,7 @@ class UcxWire:
 class ChannelWire:
     """A ``Wire``: a channel without UCX, and the connection that tells when the peer is gone."""
 
+    parcels: Parcels | None = None
     receiver: Receiver
 
     def __init__(self, rings: RingPlane, channel: Channel, sock: socket.socket) -> None:
@@ -127,7 +112,7 @@ def ring_wire(
     return ChannelWire(rings, channel, sock)
 
 
-def socket_wire(rings: RingPlane | None, sock: socket.socket, max_bytes: int) -> ProcessWire:
+def socket_wire(rings: RingPlane | None, sock: socket.socket, max_bytes: int) -> Wire:
     """Make a wire of the connection itself; ``rings`` are of a machine with C functions."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if rings is None:
