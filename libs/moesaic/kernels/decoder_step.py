@@ -81,23 +81,22 @@ class Attending:
     block_tables: Sequence[Sequence[int]]  # [B]: as many blocks as that takes, or more
 
 
-class Rotations(Protocol):
-    """The rotations of all positions, up to some."""
+@dataclass(frozen=True)
+class Rotation:
+    """The rotations of rows, or of all positions up to some.
 
-    @property
-    def cos(self) -> Tensor:
-        """float32 ``[P, r]``."""
-        ...
+    A pair ``(a, b)`` turns into ``(a cos - b sin, b cos + a sin)``. Pairs are ``(i, i + d/2)``, or
+    neighbours where ``interleaved``. With the sign kept in ``sin``, either is one multiply and one
+    multiply-add.
+    """
 
-    @property
-    def sin(self) -> Tensor:
-        """The same, the sign in it."""
-        ...
+    cos: Tensor  # [T, d]
+    sin: Tensor  # [T, d], negative at the first of each pair
+    interleaved: bool
 
-    @property
-    def interleaved(self) -> bool:
-        """Pairs are neighbours, not halves."""
-        ...
+    def of(self, rows: Tensor) -> "Rotation":
+        """Select the rotations of some rows, int64 ``[A]``."""
+        return Rotation(self.cos[rows], self.sin[rows], self.interleaved)
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ class StepInputs:
     token_ids: Sequence[int]
     positions: Sequence[int]
     offsets: Sequence[int]
-    rotations: Rotations
+    rotations: Rotation
     rows: Attending
     last: tuple[Attending, Sequence[int]] | None = None
     logits: bool = True
@@ -272,7 +271,7 @@ class DecoderStepKernel:
     def _step(
         self,
         facts: "_Facts",
-        rotations: Rotations,
+        rotations: Rotation,
         offsets: int | None,
         promised: PromisedRows | None,
     ) -> AttentionStepArgs:

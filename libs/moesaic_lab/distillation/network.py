@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
+from moesaic.kernels.decoder_step import Rotation
 from moesaic.models.configuration.architecture import MoE
-from moesaic.models.layers.rope import RotaryEmbedding, Rotation
+from moesaic.models.layers.rope import RotaryEmbedding
 from moesaic_lab.distillation.frozen import Both, FrozenLayer, FrozenWeights
 from moesaic_lab.distillation.group import mlp
 

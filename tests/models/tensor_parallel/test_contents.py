@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from moesaic.kernels.decoder_step import Rotation
 from moesaic.kernels.paged_rows import PagedRows
 from moesaic.models.layers.attention_plan import AttentionPlan
-from moesaic.models.layers.rope import Rotation
 from moesaic.models.tensor_parallel.contents import as_bytes, from_bytes
 from moesaic.models.tensor_parallel.plans import decode_plan, encode_plan
 

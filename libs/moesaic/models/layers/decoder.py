@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from moesaic.kernels.decoder_step import DecoderStepKernel, RoutedExpertsKernel
+from moesaic.kernels.decoder_step import DecoderStepKernel, Rotation, RoutedExpertsKernel
 from moesaic.kernels.gated_mlp import GatedMLP
 from moesaic.kernels.grouped_query import StepOfRows
 from moesaic.kernels.held_bytes import Quantization
@@ -22,7 +22,7 @@ from moesaic.models.layers.decoder_layer import AttentionLayer, DecoderLayer, lo
 from moesaic.models.layers.grouped_query import GroupedQueryLayer
 from moesaic.models.layers.kv_cache import KVCache
 from moesaic.models.layers.mlp import SharedExpert
-from moesaic.models.layers.rope import RotaryEmbedding, Rotation
+from moesaic.models.layers.rope import RotaryEmbedding
 from moesaic.models.layers.step_batch import StepBatch
 from moesaic.models.layers.whole_steps import WholeSteps
 from moesaic.models.weights.checkpoint import Checkpoint

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from moesaic.kernels.decoder_step import Rotation
 from moesaic.kernels.gated_mlp import GatedMLP
 from moesaic.kernels.grouped_query import GroupedQueryKernel
 from moesaic.models.configuration.architecture import LatentAttention, ModelConfig
@@ -13,7 +14,6 @@ from moesaic.models.layers.grouped_query import GroupedQueryLayer
 from moesaic.models.layers.kv_cache import KVCache
 from moesaic.models.layers.latent import LatentLayer
 from moesaic.models.layers.mlp import SharedExpert, load_mlp
-from moesaic.models.layers.rope import Rotation
 from moesaic.models.weights.tensor_reader import TensorReader
 
 

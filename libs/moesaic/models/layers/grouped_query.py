@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from moesaic.kernels.decoder_step import Rotation
 from moesaic.kernels.grouped_query import GroupedQueryKernel, StepOfRows
 from moesaic.kernels.kv_rows import store_grouped
 from moesaic.kernels.linear import Linear, PackedLinear
@@ -13,7 +14,6 @@ from moesaic.kernels.paged_rows import KVLayout
 from moesaic.models.configuration.architecture import GroupedQueryAttention, ModelConfig
 from moesaic.models.layers.attention_plan import AttentionPlan
 from moesaic.models.layers.kv_cache import KVCache
-from moesaic.models.layers.rope import Rotation
 from moesaic.models.weights.tensor_reader import TensorReader
 from moesaic.native.structs import ShapeArgs
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from moesaic.kernels.decoder_step import Rotation
 from moesaic.kernels.kv_rows import rotate, store_latent
 from moesaic.kernels.linear import HeadLinear, Linear
 from moesaic.kernels.paged_rows import KVLayout
@@ -12,7 +13,6 @@ from moesaic.kernels.rms_norm import rms_norm
 from moesaic.models.configuration.architecture import LatentAttention, ModelConfig
 from moesaic.models.layers.attention_plan import AttentionPlan
 from moesaic.models.layers.kv_cache import KVCache
-from moesaic.models.layers.rope import Rotation
 from moesaic.models.weights.tensor_reader import TensorReader
 
 _LATENT_NORM_EPS = 1e-6  # of the norms inside attention, whatever rms_norm_eps says

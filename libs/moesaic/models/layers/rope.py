@@ -1,30 +1,12 @@
 """Rotary position embedding."""
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from moesaic.kernels.decoder_step import Rotation
 from moesaic.models.configuration.architecture import Llama3, Rope, Yarn
-
-
-@dataclass(frozen=True)
-class Rotation:
-    """The rotations of one step's rows, by their positions.
-
-    A pair ``(a, b)`` turns into ``(a cos - b sin, b cos + a sin)``. Pairs are ``(i, i + d/2)``, or
-    neighbours where ``interleaved``. With the sign kept in ``sin``, either is one multiply and one
-    multiply-add.
-    """
-
-    cos: Tensor  # [T, d]
-    sin: Tensor  # [T, d], negative at the first of each pair
-    interleaved: bool
-
-    def of(self, rows: Tensor) -> "Rotation":
-        """Select the rotations of some rows, int64 ``[A]``."""
-        return Rotation(self.cos[rows], self.sin[rows], self.interleaved)
 
 
 class RotaryEmbedding:

@@ -3,10 +3,10 @@
 import msgspec
 import torch
 
+from moesaic.kernels.decoder_step import Rotation
 from moesaic.models.layers.attention_plan import AttentionPlan
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.layers.kv_cache import KVCache
-from moesaic.models.layers.rope import Rotation
 from moesaic.models.tensor_parallel.group import RankGroup, RankMessage
 from moesaic.models.tensor_parallel.leader import NewCache
 from moesaic.models.tensor_parallel.plans import decode_plan

@@ -10,13 +10,13 @@ import msgspec
 import torch
 from torch import Tensor
 
+from moesaic.kernels.decoder_step import Rotation
 from moesaic.kernels.gated_mlp import GatedMLP
 from moesaic.kernels.linear import Linear
 from moesaic.models.layers.attention_plan import AttentionPlan
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.layers.decoder_layer import AttentionLayer, DecoderLayer
 from moesaic.models.layers.kv_cache import KVCache
-from moesaic.models.layers.rope import Rotation
 from moesaic.models.tensor_parallel.group import RankGroup, RankMessage
 from moesaic.models.tensor_parallel.plans import encode_plan
 

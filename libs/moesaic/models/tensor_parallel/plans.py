@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from moesaic.kernels.decoder_step import Rotation
 from moesaic.models.layers.attention_plan import AttentionPlan
-from moesaic.models.layers.rope import Rotation
 from moesaic.models.tensor_parallel.contents import as_bytes, from_bytes
 
 
