@@ -58,7 +58,7 @@ def _load(model: Path, config: ModelConfig, way: str, quantization: Quantization
     placement = placement_of(
         [worker], [list(range(num_experts))], layers, num_experts, model_digest=config.digest
     )
-    host.prepare(placement)
+    host.loader.prepare(placement)
     return host
 
 

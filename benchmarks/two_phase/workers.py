@@ -55,13 +55,13 @@ class ExpertWorker:
         self.host = ExpertHost(self.checkpoint, self.config, self.name, slots, FP32, CPU)
         self.network = network_of(self.name, self.address, self.config)
         self.relay = ExpertRelay(
-            self.name, self.network, self.host.answer, self.host.epochs.placement
+            self.name, self.network, self.host.answers.answer, self.host.epochs.placement
         )
         return await self.network.listen(self.address, 0, self.relay.answer)
 
     async def place(self, placement: Placement) -> dict[str, Any]:
         """Load experts."""
-        self.host.prepare(placement)
+        self.host.loader.prepare(placement)
         self.host.epochs.commit(placement.epoch)
         return {}
 

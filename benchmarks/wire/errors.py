@@ -169,7 +169,7 @@ async def _dispatcher(model: Path, form: WireForm) -> AsyncIterator[RoutedDispat
         slots=slots,
     )
     for host in hosts:
-        host.prepare(placement)
+        host.loader.prepare(placement)
         host.epochs.commit(1)
     client = InProcessNetwork("attention-0", b"bench", limits, hub)
     gates = load_gates(checkpoint, config, form.dtype, CPU)
@@ -187,7 +187,7 @@ async def _dispatcher(model: Path, form: WireForm) -> AsyncIterator[RoutedDispat
 def _answer(host: ExpertHost, form: WireForm, request: Frame) -> Frame:
     if form.float32_sums:
         request = replace(request, flags=request.flags | FLOAT32_SUMS)
-    return host.answer(request)
+    return host.answers.answer(request)
 
 
 def _difference(logits: Tensor, exact: Tensor) -> dict[str, float]:

@@ -49,10 +49,10 @@ async def serve(name: str, address: str, model: Path, placement: Placement) -> N
     """Answer until the parent ends."""
     config = load_config(model)
     host = ExpertHost(Checkpoint(model), config, name, config.moe.num_experts, FP32, CPU)
-    host.prepare(placement)
+    host.loader.prepare(placement)
     host.epochs.commit(1)
     network = network_of(name, address, config)
-    await network.listen(address, PORT, host.answer)
+    await network.listen(address, PORT, host.answers.answer)
     await asyncio.Event().wait()
 
 

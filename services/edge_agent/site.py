@@ -101,14 +101,14 @@ class Site:
         changed = self.most_expert_bytes != self.allowed_bytes
         if changed:
             self.allowed_bytes = self.most_expert_bytes
-            self.host.limit_memory(self.allowed_bytes)
+            self.host.loader.max_expert_bytes = self.allowed_bytes
         return changed
 
     def adopt(self, plan: MemoryPlan) -> None:
         """Take no more for experts than a plan says."""
         self.plan = plan
         self.allowed_bytes = self.most_expert_bytes
-        self.host.limit_memory(self.allowed_bytes)
+        self.host.loader.max_expert_bytes = self.allowed_bytes
         if self.files is not None:
             self.thread.call(self.files.resize, plan.num_cached)
         log.info("memory.planned", **plan.__dict__)
@@ -207,7 +207,7 @@ async def _answer(worker: WorkerParts, host: ExpertHost) -> tuple[OpenNetwork, s
     digest = worker.config.digest
     opening = open_network(worker.settings, "edge-agent", digest, limits, answering.run)
     network = await worker.process.enter(opening)
-    return network, await network.listen(worker.settings.data_port, host.answer)
+    return network, await network.listen(worker.settings.data_port, host.answers.answer)
 
 
 def _open_files(host: ExpertHost, config: ModelConfig, plan: MemoryPlan) -> FileCache:

@@ -139,10 +139,10 @@ class ExpertAdmin(expert_pb2_grpc.ExpertServiceServicer):
             if serving is not None and host.epochs.learn(serving):
                 log.info("placement.learned", epoch=serving.epoch)
             if serving is None or self.peers is None:
-                return host.prepare(placement, bring, pace.num_threads), 0
+                return host.loader.prepare(placement, bring, pace.num_threads), 0
             with closing(self.peers.pulling(serving, pace)) as pulling:
                 pull = pulling.or_else(bring, host.files.note_pulled)
-                return host.prepare(placement, pull, pace.num_threads), pulling.pulled
+                return host.loader.prepare(placement, pull, pace.num_threads), pulling.pulled
         except Exception as error:
             # Its frames refer to experts, and whoever gets it keeps it until garbage is collected.
             clear_frames(error.__traceback__)
@@ -178,7 +178,7 @@ class ExpertAdmin(expert_pb2_grpc.ExpertServiceServicer):
         async with errors_as_status(context):
             host = self._host()
             self._cancel_loading(lambda epoch: epoch == request.epoch)
-            await self._in_turn(lambda: host.abort(request.epoch))
+            await self._in_turn(lambda: host.loader.abort(request.epoch))
             return pb.AbortPlacementResponse()
 
     async def ListSlots(

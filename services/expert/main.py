@@ -137,7 +137,7 @@ async def _open_relay(
         open_network(settings, "expert", config.digest, limits, thread.run, device)
     )
     relay = await thread.build(
-        ExpertRelay, settings.worker_id, network.network, host.answer, host.epochs.placement
+        ExpertRelay, settings.worker_id, network.network, host.answers.answer, host.epochs.placement
     )
     if computes_on(device):
         answers = host.answer_without_python(limits)
@@ -154,7 +154,7 @@ async def warm_kernels(
     if process.settings.device == "cpu":
         return
     with process.status.waiting(WARMING):
-        await thread.run(host.warm_up())
+        await thread.run(host.warm_up.run())
 
 
 def _record_of(settings: ExpertSettings, config: ModelConfig, host: ExpertHost) -> dict[str, Any]:
@@ -201,7 +201,7 @@ async def _keep_house(
     while True:
         # On another thread: it waits for a request that is being answered.
         await asyncio.to_thread(host.retire)
-        host.count()
+        host.answers.count()
         rests = status.state == "standby"  # and has no colleagues to keep links to
         placement = None if rests else host.epochs.placement(host.epochs.in_force)
         thread.call(relay.follow, placement)

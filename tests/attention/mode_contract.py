@@ -133,7 +133,7 @@ async def place_experts(process: Process[AttentionSettings], parts: WorkerParts)
     opening = open_network(settings, "expert", config.digest, limits, thread.run)
     network = await process.enter(opening)
     relay = await thread.build(
-        ExpertRelay, worker_id, network.network, host.answer, host.epochs.placement
+        ExpertRelay, worker_id, network.network, host.answers.answer, host.epochs.placement
     )
     process.parts.push_async_callback(lambda: thread.run(relay.close()))
     address = await network.listen(0, relay.answer)
@@ -148,7 +148,7 @@ async def place_experts(process: Process[AttentionSettings], parts: WorkerParts)
         rung=PAIRS,
         num_united=num_united,
     )
-    await on_own_thread(host.prepare, placement)
+    await on_own_thread(host.loader.prepare, placement)
     host.epochs.commit(1)
     bus = process.bus
     written = {POINTER: b"1", document(1): bus.sealed(document(1), placement)}

@@ -83,7 +83,7 @@ class Cluster:
             )
             for n in range(num_workers)
         ]
-        self.answers: list[Handler] = [host.answer for host in self.hosts]
+        self.answers: list[Handler] = [host.answers.answer for host in self.hosts]
         self.networks = [self.network(f"expert-{n}") for n in range(num_workers)]
         self.addresses = [""] * num_workers
         self.gates = load_gates(self.checkpoint, self.config, dtype, where)
@@ -141,7 +141,7 @@ class Cluster:
     def put_in_force(self, placement: Placement) -> None:
         """What the scheduler does."""
         for host in self.hosts[: len(placement.workers)]:
-            host.prepare(placement)
+            host.loader.prepare(placement)
         for host in self.hosts[: len(placement.workers)]:
             host.epochs.commit(placement.epoch)
         self.routed.set_placement(placement)

@@ -14,9 +14,7 @@ from benchmarks.common.placements import placed_worker, placement_of
 from moesaic.cluster.placements import encode_placement
 from moesaic.errors import CheckpointError
 from moesaic.experts.host import ExpertHost
-from moesaic.experts.loaded import Bring
 from moesaic.experts.slots import LoadResult
-from moesaic.messages.placement import Placement
 from moesaic.models.configuration.config import load_config
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.services.expert.admin import ExpertAdmin
@@ -30,16 +28,17 @@ class SlowHost(ExpertHost):
         checkpoint, config = Checkpoint(model.directory), load_config(model.directory)
         super().__init__(checkpoint, config, "e", 8, torch.float32, torch.device("cpu"))
         self.begun, self.may_load, self.loaded = (threading.Event() for _ in range(3))
+        prepare = self.loader.prepare
 
-    def prepare(
-        self, placement: Placement, bring: Bring | None = None, num_threads: int | None = None
-    ) -> LoadResult:
-        self.begun.set()
-        self.may_load.wait()
-        try:
-            return super().prepare(placement, bring, num_threads)
-        finally:
-            self.loaded.set()
+        def slowly(*arguments: Any) -> LoadResult:
+            self.begun.set()
+            self.may_load.wait()
+            try:
+                return prepare(*arguments)
+            finally:
+                self.loaded.set()
+
+        self.loader.prepare = slowly  # type: ignore[method-assign]
 
 
 async def test_what_is_aborted_while_it_loads_is_freed_in_time_even_if_nobody_waits(

@@ -86,7 +86,7 @@ async def two_workers(tiny_model: Any) -> AsyncIterator[Any]:
 
         serving, swapped = placement(1, HALVES), placement(2, HALVES[::-1])
         for host in hosts:
-            host.prepare(serving)
+            host.loader.prepare(serving)
             host.epochs.commit(1)
         yield config, hosts, exchanges, serving, swapped
 
@@ -98,7 +98,7 @@ async def test_they_do_while_every_other_thread_of_both_workers_is_held_up(
         for host, (_, peers) in zip(hosts, exchanges, strict=True):
             # In one go, on the very thread on which all else would run: it waits for the experts.
             with closing(peers.pulling(serving, LoadPace())) as pulling:
-                result = host.prepare(swapped, pulling.or_else(from_nowhere))
+                result = host.loader.prepare(swapped, pulling.or_else(from_nowhere))
             assert result.loaded == pulling.pulled == 4 * len(config.moe_layers)
         assert bool(fetched) == apart
         for layer in config.moe_layers:
@@ -123,7 +123,7 @@ async def test_a_damaged_expert_is_found_where_it_arrives(
             return read(layer, expert)
 
         with closing(exchanges[0][1].pulling(serving, LoadPace())) as pulling:
-            hosts[0].prepare(swapped, pulling.or_else(instead))
+            hosts[0].loader.prepare(swapped, pulling.or_else(instead))
 
         assert from_file == [(0, 5)]
         assert bool(fetched) == apart

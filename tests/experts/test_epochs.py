@@ -44,23 +44,23 @@ def test_what_does_not_fit_beside_what_is_in_force_is_refused(tiny_model: Any) -
     size = opened(tiny_model).files.expert_bytes
     host = opened(tiny_model, max_expert_bytes=15 * size)
     first = placement(tiny_model, 1, [0, 1, 2, 3])  # four in each of three layers
-    host.prepare(first)
+    host.loader.prepare(first)
     host.epochs.commit(1)
     assert host.epochs.resident_bytes == 12 * size
 
     with pytest.raises(PlacementInfeasible) as refused:
-        host.prepare(placement(tiny_model, 2, [0, 1, 4, 5]))
+        host.loader.prepare(placement(tiny_model, 2, [0, 1, 4, 5]))
     assert refused.value.missing_bytes == 3 * size
-    host.prepare(placement(tiny_model, 3, [0, 1, 2, 4]))
+    host.loader.prepare(placement(tiny_model, 3, [0, 1, 2, 4]))
     assert host.epochs.resident_bytes == 15 * size
 
 
 def test_what_was_prepared_and_overtaken_is_freed(tiny_model: Any) -> None:
     host = opened(tiny_model)
-    host.prepare(placement(tiny_model, 1, [0, 1]))
+    host.loader.prepare(placement(tiny_model, 1, [0, 1]))
     host.epochs.commit(1)
-    host.prepare(placement(tiny_model, 2, [2, 3]))  # whoever wanted this has died
-    host.prepare(placement(tiny_model, 3, [0, 4]))
+    host.loader.prepare(placement(tiny_model, 2, [2, 3]))  # whoever wanted this has died
+    host.loader.prepare(placement(tiny_model, 3, [0, 4]))
 
     with pytest.raises(MoesaicError):
         host.epochs.commit(2)
@@ -73,16 +73,16 @@ def test_what_was_prepared_is_freed_when_whoever_leads_confirms_what_is_in_force
     tiny_model: Any,
 ) -> None:
     host = opened(tiny_model)
-    host.prepare(placement(tiny_model, 1, [0, 1]))
+    host.loader.prepare(placement(tiny_model, 1, [0, 1]))
     host.epochs.commit(1)
-    host.prepare(placement(tiny_model, 2, [2, 3]))  # whoever wanted this has died
+    host.loader.prepare(placement(tiny_model, 2, [2, 3]))  # whoever wanted this has died
 
     host.epochs.commit(1)
     assert host.epochs.resident_bytes == 6 * host.files.expert_bytes
     with pytest.raises(MoesaicError):
         host.epochs.commit(2)
 
-    host.prepare(placement(tiny_model, 3, [4, 5]))
+    host.loader.prepare(placement(tiny_model, 3, [4, 5]))
     host.epochs.ask(3)  # a step does: it was committed, and Redis has forgotten it
     host.epochs.commit(1)
     assert host.epochs.held(0, 4) is not None
@@ -90,12 +90,12 @@ def test_what_was_prepared_is_freed_when_whoever_leads_confirms_what_is_in_force
 
 def test_to_learn_of_a_commit_late_frees_nothing_that_was_prepared_since(tiny_model: Any) -> None:
     host = opened(tiny_model)
-    host.prepare(placement(tiny_model, 1, [0, 1]))
+    host.loader.prepare(placement(tiny_model, 1, [0, 1]))
     host.epochs.commit(1)
     second = placement(tiny_model, 2, [2, 3])
-    host.prepare(second)
+    host.loader.prepare(second)
     host.epochs.ask(2)  # a step does
-    host.prepare(
+    host.loader.prepare(
         placement(tiny_model, 4, [0, 4])
     )  # committed by now, but who tells of 2 does not know
 
@@ -114,7 +114,7 @@ def test_an_epoch_that_steps_still_ask_for_is_kept_for_a_while(
 ) -> None:
     host = opened(tiny_model)
     for epoch in (1, 2):
-        host.prepare(placement(tiny_model, epoch, [0, epoch]))
+        host.loader.prepare(placement(tiny_model, epoch, [0, epoch]))
         host.epochs.commit(epoch)
     monkeypatch.setattr("moesaic.experts.epochs.RETIRE_AFTER_S", -1.0)  # all of it is long ago
     monkeypatch.setattr("moesaic.experts.epochs.MAX_RETIRE_AFTER_S", 60.0)

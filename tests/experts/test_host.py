@@ -41,7 +41,7 @@ async def test_a_request_that_is_none_is_refused_by_field(
         request = Frame(kind=FrameKind.REQUEST, epoch=1, tensors=[torch.randn(3, 32), *tensors])
 
         with pytest.raises(InvalidInput) as refused:
-            c.hosts[0].answer(request)
+            c.hosts[0].answers.answer(request)
 
     assert refused.value.field == f"frame.{field}"
 
@@ -54,10 +54,10 @@ def test_preparing_again_loads_nothing_and_a_move_loads_only_what_is_missing(
     c.addresses = ["nowhere", "nowhere"]
     host = c.hosts[0]
 
-    first = host.prepare(c.placement(1, [0, 1, 2, 3], [4, 5, 6, 7]))
-    again = host.prepare(c.placement(1, [0, 1, 2, 3], [4, 5, 6, 7]))
+    first = host.loader.prepare(c.placement(1, [0, 1, 2, 3], [4, 5, 6, 7]))
+    again = host.loader.prepare(c.placement(1, [0, 1, 2, 3], [4, 5, 6, 7]))
     host.epochs.commit(1)
-    moved = host.prepare(c.placement(2, [0, 1, 2, 7], [4, 5, 6, 3]))
+    moved = host.loader.prepare(c.placement(2, [0, 1, 2, 7], [4, 5, 6, 3]))
 
     assert (first.loaded, first.kept) == (4 * NUM_LAYERS, 0)
     assert (again.loaded, again.kept) == (0, 4 * NUM_LAYERS)
@@ -76,11 +76,11 @@ def test_a_placement_that_does_not_fit_is_refused_by_field(
     host = c.hosts[0]
 
     with pytest.raises(InvalidInput, match=r"slots: .* 8 slots"):
-        host.prepare(c.placement(1, list(range(8))))
-    host.prepare(c.placement(3, *HALVES))
+        host.loader.prepare(c.placement(1, list(range(8))))
+    host.loader.prepare(c.placement(3, *HALVES))
     host.epochs.commit(3)
     with pytest.raises(StaleEpoch):
-        host.prepare(c.placement(2, *HALVES))
+        host.loader.prepare(c.placement(2, *HALVES))
     with pytest.raises(StaleEpoch):
         host.epochs.commit(2)
 
@@ -91,9 +91,9 @@ async def test_an_epoch_in_force_cannot_become_another_placement(
     async with cluster(tiny_model, 2) as c:
         c.put_in_force(c.placement(1, *HALVES))
 
-        c.hosts[0].prepare(c.placement(1, *HALVES))
+        c.hosts[0].loader.prepare(c.placement(1, *HALVES))
         with pytest.raises(StaleEpoch):
-            c.hosts[0].prepare(c.placement(1, *reversed(HALVES)))
+            c.hosts[0].loader.prepare(c.placement(1, *reversed(HALVES)))
         assert await c.check() == 1
 
 
@@ -102,8 +102,8 @@ async def test_workers_with_different_placements_of_one_epoch_are_not_added_up(
     tiny_model: Any,
 ) -> None:
     async with cluster(tiny_model, 2) as c:
-        c.hosts[0].prepare(c.placement(1, *HALVES))
-        c.hosts[1].prepare(c.placement(1, *reversed(HALVES)))
+        c.hosts[0].loader.prepare(c.placement(1, *HALVES))
+        c.hosts[1].loader.prepare(c.placement(1, *reversed(HALVES)))
         c.routed.set_placement(c.placement(1, *HALVES))
 
         with pytest.raises(ExpertUnavailable, match="different placements"):

@@ -67,9 +67,9 @@ def test_a_repeated_preparation_loads_only_the_rest(host: ExpertHost, error: Exc
     first, second = Failing(host, 3, error), Failing(host, total, error)
 
     with pytest.raises(type(error)):
-        host.prepare(placement_of(host, 1, wanted), first)
+        host.loader.prepare(placement_of(host, 1, wanted), first)
     assert host.epochs.resident_bytes == 3 * host.files.expert_bytes
-    result = host.prepare(placement_of(host, 2, wanted), second)
+    result = host.loader.prepare(placement_of(host, 2, wanted), second)
 
     assert (result.loaded, result.kept) == (total - 3, 3)
     assert not set(first.loaded) & set(second.loaded), "loaded twice"
@@ -78,30 +78,30 @@ def test_a_repeated_preparation_loads_only_the_rest(host: ExpertHost, error: Exc
 
 def test_what_the_next_placement_does_not_name_is_freed_first(host: ExpertHost) -> None:
     with pytest.raises(NotReady):
-        host.prepare(placement_of(host, 1, [0, 1]), Failing(host, 2, NotReady("given up")))
-    host.limit_memory(len(load_config(DEMO).moe_layers) * host.files.expert_bytes)
+        host.loader.prepare(placement_of(host, 1, [0, 1]), Failing(host, 2, NotReady("given up")))
+    host.loader.max_expert_bytes = len(load_config(DEMO).moe_layers) * host.files.expert_bytes
 
-    host.prepare(placement_of(host, 2, [3]))
+    host.loader.prepare(placement_of(host, 2, [3]))
 
     assert host.epochs.resident_bytes == len(load_config(DEMO).moe_layers) * host.files.expert_bytes
 
 
 def test_an_aborted_epoch_is_not_loaded_again(host: ExpertHost) -> None:
-    host.prepare(placement_of(host, 1, [0, 1]))
-    host.abort(1)
-    result = host.prepare(placement_of(host, 2, [0, 1]))
+    host.loader.prepare(placement_of(host, 1, [0, 1]))
+    host.loader.abort(1)
+    result = host.loader.prepare(placement_of(host, 2, [0, 1]))
     assert result.loaded == 0
-    host.abort(1)  # long gone
+    host.loader.abort(1)  # long gone
     host.epochs.commit(2)
-    host.abort(2)  # in force
+    host.loader.abort(2)  # in force
     assert host.epochs.answers(2)
 
 
 def test_kept_experts_compute_the_same_as_fresh_ones(host: ExpertHost) -> None:
     layer = load_config(DEMO).moe_layers[0]
     with pytest.raises(NotReady):
-        host.prepare(placement_of(host, 1, [0, 1]), Failing(host, 1, NotReady("given up")))
-    host.prepare(placement_of(host, 2, [0, 1]))
+        host.loader.prepare(placement_of(host, 1, [0, 1]), Failing(host, 1, NotReady("given up")))
+    host.loader.prepare(placement_of(host, 2, [0, 1]))
     for expert in (0, 1):
         held, fresh = host.epochs.held(layer, expert), host.files.bring(LoadPace())(layer, expert)
         assert held is not None
@@ -133,7 +133,7 @@ def test_progress_counts_every_byte_once(host: ExpertHost) -> None:
         seen.append(files.progress.look())
         return loaded
 
-    host.prepare(placement_of(host, 1, [0, 1]), look)
+    host.loader.prepare(placement_of(host, 1, [0, 1]), look)
     layers = load_config(DEMO).moe_layers
     total = sum(files.experts.stored_bytes(layer, e) for layer in layers for e in (0, 1))
     assert files.progress.look() is None

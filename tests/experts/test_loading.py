@@ -67,7 +67,7 @@ class Worker:
         def load() -> tuple[LoadResult, int]:
             with closing(self.peers.pulling(serving, pace)) as pulling:
                 bring = pulling.or_else(self.host.files.bring(pace))
-                return self.host.prepare(placement, bring, pace.num_threads), pulling.pulled
+                return self.host.loader.prepare(placement, bring, pace.num_threads), pulling.pulled
 
         return await asyncio.to_thread(load)
 
@@ -92,7 +92,7 @@ async def holding(model: Any, *slots: list[int]) -> AsyncIterator[tuple[list[Wor
         await worker.listen()
     serving = placement(1, workers, *slots)
     for worker in workers:
-        worker.host.prepare(serving)
+        worker.host.loader.prepare(serving)
         worker.host.epochs.commit(1)
     try:
         yield workers, serving
@@ -203,16 +203,16 @@ async def test_garbage_is_collected_before_experts_are_refused_for_want_of_memor
     monkeypatch.setattr("moesaic.experts.epochs.RETIRE_AFTER_S", 0.0)
     async with pair(tiny_model) as (a, b, _):
         host = a.host
-        host.limit_memory(12 * a.size)
+        host.loader.max_expert_bytes = 12 * a.size
         table = SimpleNamespace(held=host.epochs.tables[0])
         table.itself = table
         del table
-        host.prepare(placement(2, [a, b], [], list(range(NUM_EXPERTS))))
+        host.loader.prepare(placement(2, [a, b], [], list(range(NUM_EXPERTS))))
         host.epochs.commit(2)
         host.retire()
         assert host.epochs.resident_bytes == 12 * a.size
 
-        host.prepare(placement(3, [a, b], [4, 5], list(range(NUM_EXPERTS))))
+        host.loader.prepare(placement(3, [a, b], [4, 5], list(range(NUM_EXPERTS))))
 
         assert host.epochs.resident_bytes == 6 * a.size
 
@@ -339,7 +339,7 @@ async def test_loading_can_be_ended_at_any_moment(tiny_model: Any) -> None:
             return bring(layer, expert)
 
         after = placement(2, [a], list(range(NUM_EXPERTS)))
-        loading = asyncio.create_task(asyncio.to_thread(a.host.prepare, after, slowly))
+        loading = asyncio.create_task(asyncio.to_thread(a.host.loader.prepare, after, slowly))
         await asyncio.to_thread(begun.wait)
         pace.cancel()
 

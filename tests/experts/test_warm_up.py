@@ -44,7 +44,7 @@ def placed(model: Any, host: ExpertHost, *slots: list[int]) -> Placement:
         epoch=host.epochs.in_force + 1,
         model_digest=load_config(model.directory).digest,
     )
-    host.prepare(placement)
+    host.loader.prepare(placement)
     host.epochs.commit(placement.epoch)
     return placement
 
@@ -103,10 +103,10 @@ async def test_a_warm_up_leaves_no_trace(
         host.answer_without_python(FrameLimits.of_hidden_size(HIDDEN))
     before = trace(host)
 
-    await host.warm_up(9)
+    await host.warm_up.run(9)
 
     assert trace(host) == before
-    host.count()
+    host.answers.count()
     assert trace(host) == before
     gc.collect()
     assert not assigners
@@ -117,13 +117,13 @@ async def test_a_warm_up_leaves_no_trace(
 
 async def test_answers_are_the_same_behind_a_warm_up(tiny_model: Any) -> None:
     cold, warm = host_of(tiny_model), host_of(tiny_model)
-    await warm.warm_up(20)
+    await warm.warm_up.run(20)
     for host in (cold, warm):
         placement = placed(tiny_model, host, [0, 1, 2, 3], [4, 5, 6, 7])
 
     for layer in range(LAYERS):
         frame = request(placement, 7, layer)
-        expected, got = cold.answer(frame), warm.answer(frame)
+        expected, got = cold.answers.answer(frame), warm.answers.answer(frame)
         assert got.body == expected.body
         for one, other in zip(got.tensors, expected.tensors, strict=True):
             assert torch.equal(one, other)
@@ -140,7 +140,7 @@ async def test_too_little_memory_is_told_with_the_setting_to_change(
     monkeypatch.setattr(SlotTable, "compute_slots", full)
 
     with pytest.raises(InvalidInput) as refused:
-        await host_of(tiny_model).warm_up(300)
+        await host_of(tiny_model).warm_up.run(300)
 
     assert refused.value.field == "--slots-per-layer"
     assert "a batch of 300 rows" in str(refused.value)
@@ -151,7 +151,7 @@ async def test_too_little_memory_is_told_with_the_setting_to_change(
 async def test_no_rows_are_no_warm_up(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SlotTable, "compute_slots", None)
 
-    await host_of(tiny_model).warm_up(0)
+    await host_of(tiny_model).warm_up.run(0)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ async def test_later_requests_compile_nothing_more(
     tiny_model: Any, launches: set[str], dtype: torch.dtype
 ) -> None:
     host = host_of(tiny_model, 4, dtype=dtype)
-    await host.warm_up(48)
+    await host.warm_up.run(48)
     warmed = set(launches)
     halves = [0, 1, 2, 3], [4, 5, 6, 7]
 
@@ -175,7 +175,7 @@ async def test_later_requests_compile_nothing_more(
         placement = placed(tiny_model, host, *halves, *[[7, 1, 2, -1]] * (workers - 2))
         frame = request(placement, rows, layer=rows % LAYERS, loads=rows % 2 == 0)
         frame.tensors[0] = frame.tensors[0].to(dtype)
-        host.answer(frame)
+        host.answers.answer(frame)
 
     names = {key.partition(" ")[0] for key in warmed}
     assert {"_gate_kernel", "_assign_kernel", "_gate_up_kernel", "_combine_kernel"} <= names
@@ -184,7 +184,7 @@ async def test_later_requests_compile_nothing_more(
 
 async def test_the_tiles_of_many_rows_are_met_too(tiny_model: Any, launches: set[str]) -> None:
     host = host_of(tiny_model, 2, dtype=torch.bfloat16)
-    await host.warm_up(160)  # on two slots: tiles of few rows, of more, and of many more
+    await host.warm_up.run(160)  # on two slots: tiles of few rows, of more, and of many more
     warmed = set(launches)
     heights = {key for key in warmed if key.startswith("_down_kernel")}
     placement = placed(tiny_model, host, [0, 1], [2, 3, 4, 5, 6, 7][:2], [4, 5], [6, 7])
@@ -192,7 +192,7 @@ async def test_the_tiles_of_many_rows_are_met_too(tiny_model: Any, launches: set
     for rows in (5, 20, 50, 100):
         frame = request(placement, rows)
         frame.tensors[0] = frame.tensors[0].bfloat16()
-        host.answer(frame)
+        host.answers.answer(frame)
 
     assert len(heights) == 4
     assert launches == warmed

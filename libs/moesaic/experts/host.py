@@ -9,25 +9,26 @@ from moesaic.experts.activations import ActivationMeter
 from moesaic.experts.answering import LayerAnswers
 from moesaic.experts.costs import ExpertBatch
 from moesaic.experts.epochs import Epochs
-from moesaic.experts.loaded import Bring, ExpertFiles
+from moesaic.experts.loaded import ExpertFiles
 from moesaic.experts.preparing.kept import KeptExperts
 from moesaic.experts.preparing.loading import PlacementLoader
-from moesaic.experts.slots import LoadResult
-from moesaic.experts.warm_up import MOST_ROWS, WarmUp
+from moesaic.experts.warm_up import WarmUp
 from moesaic.experts.without_python import AnswersWithoutPython
 from moesaic.kernels.held_bytes import Quantization
 from moesaic.messages.performance import LoadReport
-from moesaic.messages.placement import Placement
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.gate import load_gates
 from moesaic.models.weights.checkpoint import Checkpoint
-from moesaic.transport.frame import Frame, FrameLimits
+from moesaic.transport.frame import FrameLimits
 
 
 class ExpertHost:
-    """Prepares placements on any one thread at a time; answers layer requests on the engine thread.
+    """The parts of one worker, which share its epochs.
 
     Attributes:
+        loader: prepares placements, on any one thread at a time.
+        answers: answers layer requests, on the engine thread.
+        warm_up: computes batches before the first request.
         files: the checkpoint's experts.
         epochs: that are prepared, in force, or lately followed by another.
         activations: counts of what batches activate.
@@ -56,12 +57,12 @@ class ExpertHost:
         self.activations = ActivationMeter(config.moe.num_experts)
         gates = load_gates(checkpoint, config, dtype, device)
         rung_of = self.files.experts.layer_rung
-        self._answers = LayerAnswers(
+        self.answers = LayerAnswers(
             self.epochs, gates, config, dtype, device, self.activations, rung_of
         )
-        self._warm_up = WarmUp(gates, config, slots_per_layer, dtype, device, quantization)
+        self.warm_up = WarmUp(gates, config, slots_per_layer, dtype, device, quantization)
         self._kept = KeptExperts(lambda expert: self.epochs.note_alive(expert.mlp))
-        self._loader = PlacementLoader(
+        self.loader = PlacementLoader(
             self.epochs,
             self.files,
             config.digest,
@@ -76,48 +77,22 @@ class ExpertHost:
         answers = AnswersWithoutPython(limits)
         self.epochs.asked_elsewhere_s, self.epochs.on_change = answers.asked_s, answers.keep
         self.activations.count_also(answers.take_batches)
-        self._answers.without_python = answers
+        self.answers.without_python = answers
         return answers
-
-    def count(self) -> None:
-        """See ``LayerAnswers.count``."""
-        self._answers.count()
 
     def know_costs(self, batches: Iterable[ExpertBatch]) -> None:
         """Take note of batches that were measured before the first request."""
         for batch in batches:
-            self._answers.costs.note(batch)
+            self.answers.costs.note(batch)
 
     def take_report(self) -> LoadReport:
         """Report the costs, over the time since the last call."""
         now_s = time.monotonic()
         window_s, self._reported_s = now_s - self._reported_s, now_s
-        costs = self._answers.costs.take(self._answers.without_python)
+        costs = self.answers.costs.take(self.answers.without_python)
         return LoadReport(window_s=window_s, costs=costs)
-
-    def prepare(
-        self, placement: Placement, bring: Bring | None = None, num_threads: int | None = None
-    ) -> LoadResult:
-        """See ``PlacementLoader.prepare``."""
-        return self._loader.prepare(placement, bring, num_threads)
-
-    def abort(self, epoch: int) -> None:
-        """See ``PlacementLoader.abort``."""
-        self._loader.abort(epoch)
 
     def retire(self) -> None:
         """Free what nobody needs any more: see ``Epochs.retire`` and ``KeptExperts.expire``."""
         self.epochs.retire()
         self._kept.expire()
-
-    def limit_memory(self, max_expert_bytes: int) -> None:
-        """Change the memory for experts; what is held already stays."""
-        self._loader.max_expert_bytes = max_expert_bytes
-
-    async def warm_up(self, most_rows: int = MOST_ROWS) -> None:
-        """See ``WarmUp.run``."""
-        await self._warm_up.run(most_rows)
-
-    def answer(self, request: Frame) -> Frame:
-        """See ``LayerAnswers.answer``."""
-        return self._answers.answer(request)

@@ -85,7 +85,7 @@ class Sites:
         """What the scheduler does, at some sites or all."""
         chosen = [site for n, site in enumerate(self.sites) if at is None or n in at]
         for site in chosen:
-            site.host.prepare(placement)
+            site.host.loader.prepare(placement)
         for site in chosen:
             site.host.epochs.commit(placement.epoch)
 
@@ -113,7 +113,7 @@ def sites() -> Any:
         with torch.inference_mode():
             s = Sites(model, count, files=files, deterministic=deterministic)
             for site in s.sites:
-                s.addresses.append(await site.served.listen("memory", 0, site.host.answer))
+                s.addresses.append(await site.served.listen("memory", 0, site.host.answers.answer))
             try:
                 yield s
             finally:

@@ -185,7 +185,7 @@ async def test_a_peer_that_has_not_heard_of_the_epoch_answers_it(
         await s.linked()
         second = s.placement(2, *reversed(HALVES))
         for site in s.sites:
-            site.host.prepare(second)
+            site.host.loader.prepare(second)
         s.sites[0].host.epochs.commit(2)  # the other one will hear of it later
 
         await s.check(0)

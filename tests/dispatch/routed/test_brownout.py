@@ -198,7 +198,7 @@ async def test_promises_of_another_form_are_refused(
         c.put_in_force(c.placement(1, *EVERYTHING))
 
         with pytest.raises(InvalidInput, match=r"frame\.body"):
-            c.hosts[0].answer(request)
+            c.hosts[0].answers.answer(request)
 
 
 async def test_experts_of_a_lost_worker_are_served_by_united_ones(

@@ -57,7 +57,7 @@ class ParcelCluster(Cluster):
 
     def _noting(self, host: ExpertHost) -> Handler:
         def answer(request: Frame) -> Frame:
-            reply = host.answer(request)
+            reply = host.answers.answer(request)
             self.seen.append((request.parcels, reply.parcels))
             return reply
 

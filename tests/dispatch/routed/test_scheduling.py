@@ -85,7 +85,7 @@ async def test_a_worker_without_a_share_answers_without_rows(cluster: Any, tiny_
             kind=FrameKind.REQUEST, epoch=1, tensors=[torch.randn(3, 32), terms, *routing]
         )
 
-        one, other = [host.answer(request) for host in c.hosts]
+        one, other = [host.answers.answer(request) for host in c.hosts]
 
         assert one.digest == other.digest
         assert [list(t.shape) for t in one.tensors] == [[3, 32], [1, 2]]

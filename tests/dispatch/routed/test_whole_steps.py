@@ -71,7 +71,7 @@ class Apart:
             slots=slots,
         )
         for host in hosts:
-            host.prepare(placement)
+            host.loader.prepare(placement)
         for host in hosts:
             host.epochs.commit(1)
         self.thread, network = await self._network("attention-0")
@@ -83,7 +83,7 @@ class Apart:
     def _noting(self, n: int, host: ExpertHost) -> Handler:
         def answer(request: Frame) -> Frame | Awaitable[Frame]:
             self.loads[n].append(AssignmentBasis.decode(request.tensors[1], len(SLOTS)).load)
-            return host.answer(request)
+            return host.answers.answer(request)
 
         return answer
 

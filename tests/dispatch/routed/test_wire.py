@@ -61,7 +61,7 @@ async def test_packed_rows_bring_the_packed_sums_of_what_they_stand_for(
         c.put_in_force(placement)
         rows = hidden(9)
         seen = request_of(from_wire(pack_rows(rows)), len(slots))
-        parts = [host.answer(seen).tensors[0] for host in c.hosts]
+        parts = [host.answers.answer(seen).tensors[0] for host in c.hosts]
 
         got = await dispatched(c, rows)
 
@@ -80,8 +80,8 @@ async def test_sums_of_bfloat16_rows_travel_in_the_form_of_the_rows(
         rows = hidden(9).to(BF16)
         sent = to_wire(rows, wire)
 
-        replies = [host.answer(request_of(sent, 2)) for host in c.hosts]
-        wide = [host.answer(request_of(sent, 2, flags=FLOAT32_SUMS)) for host in c.hosts]
+        replies = [host.answers.answer(request_of(sent, 2)) for host in c.hosts]
+        wide = [host.answers.answer(request_of(sent, 2, flags=FLOAT32_SUMS)) for host in c.hosts]
         got = await dispatched(c, rows)
 
         assert {reply.tensors[0].dtype for reply in replies} == {sent.dtype}
@@ -95,7 +95,7 @@ async def test_float32_rows_bring_float32_sums(cluster: Any, tiny_model: Any) ->
     async with cluster(tiny_model, 2) as c:
         c.put_in_force(c.placement(1, *HALVES))
 
-        replies = [host.answer(request_of(hidden(3), 2)) for host in c.hosts]
+        replies = [host.answers.answer(request_of(hidden(3), 2)) for host in c.hosts]
 
         assert {reply.tensors[0].dtype for reply in replies} == {FP32}
 
@@ -127,7 +127,7 @@ async def test_rows_of_another_form_are_refused(
         c.put_in_force(c.placement(1, EVERYTHING))
 
         with pytest.raises(InvalidInput, match=r"frame\.tensors"):
-            c.hosts[0].answer(request_of(rows, 1))
+            c.hosts[0].answers.answer(request_of(rows, 1))
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16, torch.int8])
@@ -139,7 +139,7 @@ async def test_sums_of_another_form_are_not_believed(
         await c.routed.reachable()
 
         async def wrong(request: Frame) -> Frame:
-            reply = c.hosts[0].answer(request)
+            reply = c.hosts[0].answers.answer(request)
             reply.tensors[0] = reply.tensors[0].to(dtype)
             return reply
 
@@ -186,7 +186,7 @@ async def over_rings(cluster: Any, slots: list[list[int]], wire: WireDtype) -> A
             answers = host.answer_without_python(c.limits)
             answering.append((thread, answers))
             await thread.build(network.answer_by, answers.c)
-            c.addresses[n] = await thread.run(network.listen("127.0.0.1", 0, host.answer))
+            c.addresses[n] = await thread.run(network.listen("127.0.0.1", 0, host.answers.answer))
         client, network = await opened("attention-0", "attention")
         c.routed = await client.build(
             RoutedDispatcher, network, c.gates, TIMEOUT_S, "aebs", wire=wire
@@ -194,7 +194,7 @@ async def over_rings(cluster: Any, slots: list[list[int]], wire: WireDtype) -> A
         stack.push_async_callback(lambda: client.run(c.routed.close()))
         placement = c.placement(1, *slots)
         for host in c.hosts:
-            host.prepare(placement)
+            host.loader.prepare(placement)
         for host in c.hosts:
             host.epochs.commit(1)
         await client.build(c.routed.set_placement, placement)

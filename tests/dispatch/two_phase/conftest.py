@@ -117,7 +117,7 @@ class Lab:
         name, directory = f"expert-{idx}", self.model.directory
         checkpoint = CrookedCheckpoint(directory) if idx in self.crooked else self.checkpoint
         host = ExpertHost(checkpoint, self.config, name, NUM_EXPERTS, FP32, CPU)
-        expert = Expert(name, host, self.network(name), host.answer)
+        expert = Expert(name, host, self.network(name), host.answers.answer)
         expert.address = await self._listen(expert)
         self.experts.append(expert)
 
@@ -179,7 +179,7 @@ class Lab:
             model_digest=self.config.digest,
         )
         for expert in self.experts:
-            expert.host.prepare(placement)
+            expert.host.loader.prepare(placement)
         for expert in self.experts:
             expert.host.epochs.commit(epoch)
         for worker in self.attention:

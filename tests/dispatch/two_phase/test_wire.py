@@ -19,7 +19,7 @@ async def test_a_node_rounds_its_sum_once(open_lab: Any, mode: str) -> None:
         hidden, reach = lab.rows(ROWS, 0, LAYER), lab.attention[0].dispatcher.route_of(1)
         seen = [from_wire(pack_rows(hidden)), reach.basis_of(LAYER)]
         request = Frame(kind=FrameKind.REQUEST, epoch=1, layer=LAYER, tensors=seen)
-        parts = [expert.host.answer(request).tensors[0] for expert in lab.experts]
+        parts = [expert.host.answers.answer(request).tensors[0] for expert in lab.experts]
         asked: dict[int, Frame] = {}
         for idx, expert in enumerate(lab.experts):
             _note(expert, asked, idx)
@@ -39,7 +39,7 @@ async def test_only_those_who_add_up_get_float32(open_lab: Any, flags: int) -> N
         tensors = [to_wire(lab.rows(ROWS, 0, LAYER), "int8"), basis]
         request = Frame(kind=FrameKind.REQUEST, epoch=1, layer=LAYER, flags=flags, tensors=tensors)
 
-        [sums] = lab.experts[0].host.answer(request).tensors
+        [sums] = lab.experts[0].host.answers.answer(request).tensors
 
         assert sums.dtype == (torch.float32 if flags else torch.int8)
 
