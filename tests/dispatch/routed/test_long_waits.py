@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from benchmarks.common.placements import placed_worker
+from moesaic.dispatch.route import plan_route
 from moesaic.dispatch.routed.asking import AskedBatch, RoutedStep
 from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
 from moesaic.dispatch.routed.native import NativeAsking, SentBatch
-from moesaic.dispatch.routed.route import plan_route
 from moesaic.engine.thread import EngineThread, engine_thread
 from moesaic.errors import MoesaicError, StaleEpoch
 from moesaic.messages.placement import Placement

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
 from moesaic.dispatch.routed.notes import DIVERGENCES
-from moesaic.dispatch.routed.sum_order import combine
+from moesaic.dispatch.sum_order import combine
 from moesaic.engine.thread import EngineThread, engine_thread
 from moesaic.errors import ExpertUnavailable, InvalidInput
 from moesaic.experts.basis import AssignmentBasis

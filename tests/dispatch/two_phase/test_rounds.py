@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from moesaic.dispatch.routed.route import Route
+from moesaic.dispatch.route import Route
 from moesaic.dispatch.two_phase import waiting
 from moesaic.dispatch.two_phase.rounds import Contribution, Rounds
 from moesaic.dispatch.two_phase.waiting import RoundWaits

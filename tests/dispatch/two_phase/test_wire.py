@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from moesaic.dispatch.routed.sum_order import add_up
+from moesaic.dispatch.sum_order import add_up
 from moesaic.experts.frames import FLOAT32_SUMS
 from moesaic.experts.wire_rows import from_wire, pack_rows, to_wire
 from moesaic.transport.frame import Frame, FrameKind

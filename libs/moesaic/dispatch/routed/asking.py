@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from moesaic.dispatch.contract import Step
-from moesaic.dispatch.routed.route import Route
+from moesaic.dispatch.route import Route
 from moesaic.errors import MoesaicError
 from moesaic.experts.frames import layer_request
 from moesaic.experts.wire_rows import to_wire

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from moesaic.costs import CostBook
 from moesaic.dispatch.contract import Step
+from moesaic.dispatch.route import Route
 from moesaic.dispatch.routed.asking import (
     AskedBatch,
     Begun,
@@ -36,10 +37,9 @@ from moesaic.dispatch.routed.asking import (
 )
 from moesaic.dispatch.routed.native import NativeAsking
 from moesaic.dispatch.routed.notes import DispatchNotes
-from moesaic.dispatch.routed.route import Route
 from moesaic.dispatch.routed.routes import Routes
-from moesaic.dispatch.routed.sum_order import combine
 from moesaic.dispatch.routed.tally import RouteTally
+from moesaic.dispatch.sum_order import combine
 from moesaic.dispatch.two_phase.dispatcher import TwoPhaseDispatcher
 from moesaic.errors import ExpertUnavailable, MoesaicError, NotReady, StaleEpoch
 from moesaic.experts.brownout.logical import RungOf

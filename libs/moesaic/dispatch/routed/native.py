@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moesaic.dispatch.route import Route
 from moesaic.dispatch.routed.asking import AskedBatch, Outcome, RoutedStep, Sum
-from moesaic.dispatch.routed.route import Route
-from moesaic.dispatch.routed.sum_order import by_node
+from moesaic.dispatch.sum_order import by_node
 from moesaic.errors import DeadlineExceeded, FrameError, PeerLost
 from moesaic.kernels.promised import PromisedRows
 from moesaic.messages.wire import WireDtype

@@ -8,7 +8,7 @@ from contextlib import suppress
 import structlog
 
 from moesaic.dispatch.links import DialledLinks, Endpoint, LinkEvents
-from moesaic.dispatch.routed.route import Route, plan_route
+from moesaic.dispatch.route import Route, plan_route
 from moesaic.messages.placement import Placement
 from moesaic.messages.scheduling import ExpertScheduling
 from moesaic.transport.contract import Link, Network

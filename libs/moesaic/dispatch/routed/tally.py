@@ -3,7 +3,7 @@
 import time
 
 from moesaic.dispatch.expert_waits import ExpertWaits, WaitTally
-from moesaic.dispatch.routed.route import Route
+from moesaic.dispatch.route import Route
 
 
 class RouteTally(WaitTally):

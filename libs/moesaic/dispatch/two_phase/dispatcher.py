@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from moesaic.dispatch.links import Endpoint
-from moesaic.dispatch.routed.route import Route
+from moesaic.dispatch.route import Route
 from moesaic.dispatch.two_phase import metrics
 from moesaic.dispatch.two_phase.joining import Joining, join_reply, joining_rows
 from moesaic.dispatch.two_phase.messages import JoinReply

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from moesaic.dispatch.links import Endpoint
-from moesaic.dispatch.routed.route import Route
+from moesaic.dispatch.route import Route
 from moesaic.dispatch.two_phase import metrics
 from moesaic.dispatch.two_phase.messages import JoinReply, JoinRequest, encode, order_of
 from moesaic.dispatch.two_phase.nodes import links_inside

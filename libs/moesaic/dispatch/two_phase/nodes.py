@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moesaic.dispatch.links import DialledLinks, Endpoint, LinkEvents
-from moesaic.dispatch.routed.route import Route
-from moesaic.dispatch.routed.sum_order import by_node
+from moesaic.dispatch.route import Route
+from moesaic.dispatch.sum_order import by_node
 from moesaic.transport.contract import Network
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import structlog
 
 from moesaic.costs import CostBook
-from moesaic.dispatch.routed.route import Route
+from moesaic.dispatch.route import Route
 from moesaic.dispatch.two_phase.nodes import Nodes
 from moesaic.transport.contract import Link
 from moesaic.transport.probing import MORE_BYTES, PROBE_S, measure_round_trip

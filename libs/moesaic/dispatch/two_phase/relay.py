@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from moesaic.dispatch.links import Endpoint
-from moesaic.dispatch.routed.sum_order import add_up
+from moesaic.dispatch.sum_order import add_up
 from moesaic.dispatch.two_phase.held_sums import HeldSums, Ticket
 from moesaic.dispatch.two_phase.messages import (
     Collect,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import structlog
 from torch import Tensor
 
-from moesaic.dispatch.routed.route import Route
+from moesaic.dispatch.route import Route
 from moesaic.dispatch.two_phase.waiting import RoundWaits
 from moesaic.errors import MoesaicError, NotReady
 

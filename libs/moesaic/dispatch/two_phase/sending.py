@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from moesaic.dispatch.routed.route import Route
-from moesaic.dispatch.routed.sum_order import add_up
+from moesaic.dispatch.route import Route
+from moesaic.dispatch.sum_order import add_up
 from moesaic.dispatch.two_phase import metrics
 from moesaic.dispatch.two_phase.messages import Hold, Reduce, Relay, encode
 from moesaic.dispatch.two_phase.nodes import Nodes

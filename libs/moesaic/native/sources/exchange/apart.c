@@ -70,7 +70,7 @@ static int64_t fill_basis(const struct ask *ask, const struct turn *turns, int64
     return 2;
 }
 
-// Counts the loads of a batch in the mean of each worker (`moesaic.dispatch.routed.route.UsualLoads`).
+// Counts the loads of a batch in the mean of each worker (`moesaic.dispatch.route.UsualLoads`).
 static void learn(const struct ask *ask, const struct asked *asked) {
     if (asked->basis_rows < 2) return;
     for (int64_t n = 0; n < ask->num_workers; n++) {

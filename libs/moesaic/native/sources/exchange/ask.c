@@ -257,7 +257,7 @@ static void add_reply(const struct ask *ask, const struct asked *asked, const st
     }
 }
 
-// Node by node, workers of a node first: the order of moesaic.dispatch.routed.sum_order.
+// Node by node, workers of a node first: the order of moesaic.dispatch.sum_order.
 static void add_up(const struct ask *ask, const struct asked *asked, const struct reply *replies) {
     const int64_t count = asked->count * ask->hidden;
     const int one_node = ask->node_of[0] == ask->node_of[ask->num - 1];
