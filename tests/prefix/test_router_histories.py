@@ -317,8 +317,6 @@ class Fleets(RuleBasedStateMachine):
 
     @invariant()
     def loads_are_the_sums_of_what_remains(self) -> None:
-        if not hasattr(self, "router"):
-            return
         fleet = self.router.fleet
         for key, naive in self.naive.items():
             shadow = fleet.workers[key]
@@ -334,8 +332,6 @@ class Fleets(RuleBasedStateMachine):
 
     @invariant()
     def the_index_is_what_the_workers_have_and_were_promised(self) -> None:
-        if not hasattr(self, "router"):
-            return
         fleet = self.router.fleet
         held: dict[bytes, int] = {}
         for key, naive in self.naive.items():
@@ -347,8 +343,6 @@ class Fleets(RuleBasedStateMachine):
 
     @invariant()
     def bitsets_are_right(self) -> None:
-        if not hasattr(self, "router"):
-            return
         fleet = self.router.fleet
         workers = [w for w in fleet.workers.values() if w.accepting]
         assert fleet.accepting == sum(w.bit for w in workers)
