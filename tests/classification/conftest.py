@@ -2,12 +2,17 @@ from collections.abc import Sequence
 
 import pytest
 import tokenizers
+from hypothesis import HealthCheck, settings
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from moesaic.classification.dialogue import Dialogue
 from moesaic.models.text.tokenizer import Tokenizer
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 END = 2  # <|im_end|>
+relaxed = settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 class SmallTokenizer(Tokenizer):
@@ -52,3 +57,8 @@ def tokenizer() -> SmallTokenizer:
 @pytest.fixture(scope="session")
 def make_template() -> type[SmallTemplate]:
     return SmallTemplate
+
+
+@pytest.fixture(scope="session")
+def dialogue(tokenizer, make_template) -> Dialogue:
+    return Dialogue.of(tokenizer, make_template(), [END])

@@ -2,30 +2,21 @@ import itertools
 import math
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from moesaic.classification.dialogue import Dialogue
 from moesaic.classification.forms import Label, assemble, normal_form
 from moesaic.classification.prompts import question
 from moesaic.errors import InvalidInput
+from tests.classification.conftest import END, SPECIAL, relaxed
 
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-END = 2
 NAMES = st.text(
     st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12
 )
 LABELS = st.lists(
     NAMES.filter(lambda name: name.strip()), min_size=2, max_size=40, unique_by=str.strip
 )
-relaxed = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-
-
-@pytest.fixture(scope="session")
-def dialogue(tokenizer, make_template) -> Dialogue:
-    return Dialogue.of(tokenizer, make_template(), [END])
 
 
 def labelled(*names: str) -> list[Label]:

@@ -4,7 +4,7 @@ import math
 from itertools import takewhile
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moesaic.classification.candidates import odds, yes_or_no
@@ -14,21 +14,13 @@ from moesaic.classification.forms import Label, assemble, normal_form
 from moesaic.classification.relevance import Relevance, relevance_of
 from moesaic.classification.wording import PACKAGED
 from moesaic.errors import InvalidInput
+from tests.classification.conftest import END, relaxed
 
-END = 2
 WORDS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=30)
 NAMES = st.lists(
     WORDS.filter(lambda name: name.strip()), min_size=1, max_size=6, unique_by=str.strip
 )
 LOGPROBS = st.floats(-60, -0.01)
-relaxed = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-
-
-@pytest.fixture(scope="session")
-def dialogue(tokenizer, make_template) -> Dialogue:
-    return Dialogue.of(tokenizer, make_template(), [END])
 
 
 @relaxed
