@@ -7,22 +7,25 @@ import pytest
 import torch
 
 from moesaic.experts.activations import ActivationMeter
-from moesaic.messages.activation import ServedBatches
+from moesaic.messages.activation import ActivationReport, ServedBatches
 from moesaic.placement.traffic.recorder import ActivationRecorder, Taken
 from tests.placement.drawn import statistics_of
 
 TOPK_IDS = torch.tensor([[0, 1], [0, 2], [3, 1]], dtype=torch.int32)
 
 
+def report_of(meter: ActivationMeter) -> ActivationReport:
+    return meter.report(worker_id="e", generation=1, model_digest="m", epoch=3)
+
+
 def test_a_report_has_what_came_since_the_last_one_epoch_by_epoch() -> None:
     meter = ActivationMeter(4)
-    who = {"worker_id": "e", "generation": 1, "model_digest": "m", "epoch": 3}
     meter.record(2, 0, TOPK_IDS, 3)
     meter.record(3, 0, TOPK_IDS, 2)
     meter.record(3, 1, TOPK_IDS[:1], 1)
     meter.record(3, 1, TOPK_IDS[:0], 0)  # of no rows
 
-    first = meter.report(**who)  # type: ignore[arg-type]
+    first = report_of(meter)
 
     assert first.served == [
         ServedBatches(epoch=2, batches=1, busiest=3),
@@ -30,14 +33,13 @@ def test_a_report_has_what_came_since_the_last_one_epoch_by_epoch() -> None:
     ]
     assert [layer.batches for layer in first.window.layers] == [2, 1]
     assert first.window.layers[0].tokens == [4, 4, 2, 2]
-    assert meter.report(**who).window.layers == []  # type: ignore[arg-type]
+    assert report_of(meter).window.layers == []
 
 
 def test_a_batch_that_comes_while_a_report_is_made_is_in_one_window_with_all_it_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     meter, began = ActivationMeter(4), threading.Event()
-    who = {"worker_id": "e", "generation": 1, "model_digest": "m", "epoch": 3}
     meter.record(3, 0, TOPK_IDS, 2)
     take = ActivationRecorder.take
 
@@ -55,9 +57,9 @@ def test_a_batch_that_comes_while_a_report_is_made_is_in_one_window_with_all_it_
     coming = threading.Thread(target=come)
     coming.start()
     monkeypatch.setattr(ActivationRecorder, "take", taken_slowly)
-    first = meter.report(**who)  # type: ignore[arg-type]
+    first = report_of(meter)
     coming.join()
-    second = meter.report(**who)  # type: ignore[arg-type]
+    second = report_of(meter)
 
     for report in (first, second):
         seen = sum(layer.batches for layer in report.window.layers)
@@ -68,7 +70,6 @@ def test_a_report_that_is_asked_for_while_a_batch_is_counted_has_all_of_it_or_no
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     meter, began = ActivationMeter(4), threading.Event()
-    who = {"worker_id": "e", "generation": 1, "model_digest": "m", "epoch": 3}
     record, reports = ActivationRecorder.record, []
 
     def recorded_slowly(recorder: ActivationRecorder, layer: int, topk_ids: Any) -> None:
@@ -79,7 +80,7 @@ def test_a_report_that_is_asked_for_while_a_batch_is_counted_has_all_of_it_or_no
 
     def ask() -> None:
         began.wait()
-        reports.append(meter.report(**who))  # type: ignore[arg-type]
+        reports.append(report_of(meter))
 
     asking = threading.Thread(target=ask)
     asking.start()
@@ -94,7 +95,6 @@ def test_a_report_that_is_asked_for_while_a_batch_is_counted_has_all_of_it_or_no
 
 def test_nothing_is_lost_or_counted_twice_while_windows_are_taken() -> None:
     meter, windows = ActivationMeter(8), []
-    who = {"worker_id": "e", "generation": 1, "model_digest": "m", "epoch": 3}
     batch = torch.arange(32, dtype=torch.int32).reshape(16, 2) % 8
 
     def record() -> None:
@@ -105,8 +105,8 @@ def test_nothing_is_lost_or_counted_twice_while_windows_are_taken() -> None:
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        windows.append(meter.report(**who).window)  # type: ignore[arg-type]
-    windows.append(meter.report(**who).window)  # type: ignore[arg-type]
+        windows.append(report_of(meter).window)
+    windows.append(report_of(meter).window)
 
     total = statistics_of(windows, 8).traffic([1])[0]
     assert (total.batches, total.rows, total.tokens.sum()) == (4000, 64000, 128000)
@@ -116,11 +116,10 @@ def test_a_window_is_as_long_as_the_time_since_the_last_report(monkeypatch) -> N
     now_s = [10.0]
     monkeypatch.setattr("moesaic.experts.activations.time.monotonic", lambda: now_s[0])
     meter = ActivationMeter(4)
-    who = {"worker_id": "e", "generation": 1, "model_digest": "m", "epoch": 3}
 
     now_s[0] = 12.5
-    first = meter.report(**who)  # type: ignore[arg-type]
+    first = report_of(meter)
     now_s[0] = 13.0
-    second = meter.report(**who)  # type: ignore[arg-type]
+    second = report_of(meter)
 
     assert (first.window.window_s, second.window.window_s) == (2.5, 0.5)

@@ -35,16 +35,21 @@ def placement_of(slots: list[list[int]], ridges: Sequence[int] = ()) -> Placemen
 
 
 @st.composite
+def held_somewhere(draw: st.DrawFn, num_experts: int) -> list[list[int]]:
+    """Draw the experts of one to four workers, each on one of them at least."""
+    num_workers = draw(st.integers(1, 4))
+    holders = st.sets(st.integers(0, num_workers - 1), min_size=1)
+    held = [draw(holders) for _ in range(num_experts)]
+    return [[e for e in range(num_experts) if n in held[e]] for n in range(num_workers)]
+
+
+@st.composite
 def placements(draw: st.DrawFn) -> Placement:
     """Every expert is somewhere; slots are in any order, some empty, some twice the same."""
-    num_workers = draw(st.integers(1, 4))
-    slots: list[list[int]] = [[] for _ in range(num_workers)]
-    for expert in range(NUM_EXPERTS):
-        for n in draw(st.sets(st.integers(0, num_workers - 1), min_size=1)):
-            slots[n].append(expert)
+    slots = draw(held_somewhere(NUM_EXPERTS))
     for experts in slots:
         experts.extend(draw(st.lists(st.integers(-1, NUM_EXPERTS - 1), max_size=2)))
-    ridges = draw(st.lists(st.sampled_from([0, 2, 4]), min_size=num_workers, max_size=num_workers))
+    ridges = draw(st.lists(st.sampled_from([0, 2, 4]), min_size=len(slots), max_size=len(slots)))
     return placement_of([draw(st.permutations(experts)) for experts in slots], ridges)
 
 

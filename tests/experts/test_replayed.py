@@ -6,11 +6,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.common.placements import placed_worker
+from benchmarks.common.placements import placed_worker, placement_of
 from moesaic.experts.assignment import Assigner
 from moesaic.messages.placement import Placement
 from moesaic.messages.scheduling import ExpertScheduling
 from moesaic.placement.evaluation.replay import replay
+from tests.experts.test_assignment import held_somewhere
 
 NUM_EXPERTS, TOP_K = 8, 3
 
@@ -18,20 +19,10 @@ NUM_EXPERTS, TOP_K = 8, 3
 @st.composite
 def placements(draw: st.DrawFn) -> Placement:
     """Every expert is somewhere, many are in several places."""
-    num_workers = draw(st.integers(1, 4))
-    slots: list[list[int]] = [[] for _ in range(num_workers)]
-    for expert in range(NUM_EXPERTS):
-        for n in draw(st.sets(st.integers(0, num_workers - 1), min_size=1)):
-            slots[n].append(expert)
-    ridges = draw(st.lists(st.sampled_from([1, 2, 8]), min_size=num_workers, max_size=num_workers))
-    return Placement(
-        epoch=1,
-        model_digest="",
-        num_experts=NUM_EXPERTS,
-        workers=[placed_worker(f"w{n}", ridge_rows=ridge) for n, ridge in enumerate(ridges)],
-        layers=[0],
-        slots=[slots],
-    )
+    slots = draw(held_somewhere(NUM_EXPERTS))
+    ridges = draw(st.lists(st.sampled_from([1, 2, 8]), min_size=len(slots), max_size=len(slots)))
+    workers = [placed_worker(f"w{n}", ridge_rows=ridge) for n, ridge in enumerate(ridges)]
+    return placement_of(workers, slots, [0], NUM_EXPERTS, model_digest="")
 
 
 rows = st.permutations(range(NUM_EXPERTS)).map(lambda order: order[:TOP_K])
