@@ -1,6 +1,6 @@
 """LangChain's ``ChatOpenAI`` against a real suite: invoke, stream, batch, structured output."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -19,16 +19,20 @@ class Verdict(pydantic.BaseModel):
     urgent: bool
 
 
-@pytest.fixture
-def chat(suite: Suite) -> "langchain_openai.ChatOpenAI":
+def chat_of(suite: Suite, max_tokens: int, **more: Any) -> "langchain_openai.ChatOpenAI":
     return langchain_openai.ChatOpenAI(
         base_url=f"{suite.url}/v1",
         api_key="none",
         model="demo",
         temperature=0,
-        max_tokens=16,
-        stream_usage=True,
+        max_tokens=max_tokens,
+        **more,
     )
+
+
+@pytest.fixture
+def chat(suite: Suite) -> "langchain_openai.ChatOpenAI":
+    return chat_of(suite, 16, stream_usage=True)
 
 
 def test_invoke_and_stream_say_the_same(chat: "langchain_openai.ChatOpenAI") -> None:
@@ -55,16 +59,11 @@ async def test_the_asynchronous_calls_work(chat: "langchain_openai.ChatOpenAI") 
     assert "".join(pieces) == (await chat.ainvoke(QUESTION)).content
 
 
-def test_structured_output_is_an_object_of_the_class(suite: Suite) -> None:
-    chat = langchain_openai.ChatOpenAI(
-        base_url=f"{suite.url}/v1", api_key="none", model="demo", temperature=0, max_tokens=128
-    )
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_structured_output_is_an_object_of_the_class(suite: Suite, method: str) -> None:
+    chat = chat_of(suite, 128).with_structured_output(Verdict, method=method)
 
-    verdict = chat.with_structured_output(Verdict, method="json_schema").invoke(
-        "i need to book a flight today"
-    )
-
-    assert isinstance(verdict, Verdict)
+    assert isinstance(chat.invoke("i need to book a flight today"), Verdict)
 
 
 def test_a_bound_tool_is_called_and_its_result_is_read(suite: Suite) -> None:
@@ -76,9 +75,7 @@ def test_a_bound_tool_is_called_and_its_result_is_read(suite: Suite) -> None:
         """The weather of a city."""
         return f"It rains in {city}."
 
-    chat = langchain_openai.ChatOpenAI(
-        base_url=f"{suite.url}/v1", api_key="none", model="demo", temperature=0, max_tokens=64
-    )
+    chat = chat_of(suite, 64)
     forced = chat.bind_tools([get_weather], tool_choice="required", parallel_tool_calls=False)
     asked = [messages.HumanMessage("what is the weather in Rome?")]
     turn = forced.invoke(asked)
@@ -95,15 +92,3 @@ def test_a_bound_tool_is_called_and_its_result_is_read(suite: Suite) -> None:
     assert [(c["name"], c["args"]) for c in streamed.tool_calls] == [(call["name"], call["args"])]
     assert result.content == f"It rains in {call['args']['city']}."
     assert answer.content
-
-
-def test_structured_output_by_a_call_is_an_object_of_the_class(suite: Suite) -> None:
-    chat = langchain_openai.ChatOpenAI(
-        base_url=f"{suite.url}/v1", api_key="none", model="demo", temperature=0, max_tokens=128
-    )
-
-    verdict = chat.with_structured_output(Verdict, method="function_calling").invoke(
-        "i need to book a flight today"
-    )
-
-    assert isinstance(verdict, Verdict)

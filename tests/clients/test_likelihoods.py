@@ -6,17 +6,14 @@ computes with the same weights, wherever the experts are: five sets of 120, whos
 
 import gzip
 import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from tests.clients.harness import asked, evaluate, write_rows
 from tests.suites import DEMO, ROOT, running
-from tests.waiting import HANG_S
 
 pytestmark = pytest.mark.skipif(
     find_spec("lm_eval") is None, reason="lm_eval: make test-clients installs it"
@@ -62,8 +59,7 @@ def _question(row: dict[str, Any], num_labels: int) -> dict[str, Any]:
     others = [i for i in range(len(row["labels"])) if i != right][: num_labels - 1]
     chosen = sorted([right, *others])
     labels = [row["labels"][i] for i in chosen]
-    asked = f"Classify the text. Choose exactly one of: {'; '.join(labels)}.\n\n{row['text']}"
-    prompt = f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n"
+    prompt = asked(labels, row["text"])
     return {"prompt": prompt, "answers": labels, "label": chosen.index(right)}
 
 
@@ -114,7 +110,7 @@ def expected(sets: dict[str, list[dict[str, Any]]]) -> dict[tuple[str, str], Lik
 def task(name: str, rows: list[dict[str, Any]], directory: Path) -> str:
     """Write one task of lm_eval; gives its name."""
     data = directory / f"{name}.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(rows, data)
     described = {
         "task": f"moesaic_{name}",
         "dataset_path": "json",
@@ -131,34 +127,6 @@ def task(name: str, rows: list[dict[str, Any]], directory: Path) -> str:
     return f"moesaic_{name}"
 
 
-def evaluate(url: str, directory: Path, tasks: list[str]) -> dict[str, list[list[float]]]:
-    """By task, the log-likelihoods of the answers to each question, as lm_eval has them."""
-    model = f"model=demo,base_url={url}/v1/completions,tokenizer_backend=remote"
-    command = [
-        *(sys.executable, "-m", "lm_eval", "run", "--model", "local-completions"),
-        *("--model_args", f"{model},num_concurrent=2,max_retries=1,max_length=2048"),
-        *("--tasks", ",".join(tasks), "--include_path", str(directory), "--batch_size", "16"),
-        *("--output_path", str(directory / "out"), "--log_samples"),
-    ]
-    done = subprocess.run(
-        command,
-        cwd=directory,
-        env=os.environ | {"HF_HOME": str(directory / "hf")},
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return {name: _samples(directory, name) for name in tasks}
-
-
-def _samples(directory: Path, name: str) -> list[list[float]]:
-    [path] = directory.glob(f"out/*/samples_{name}_*.jsonl")
-    lines = sorted(map(json.loads, path.read_text().splitlines()), key=lambda s: s["doc_id"])
-    return [[float(logprob) for logprob, _ in line["filtered_resps"]] for line in lines]
-
-
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_every_log_likelihood_is_that_of_transformers(
     topology: str,
@@ -168,7 +136,7 @@ def test_every_log_likelihood_is_that_of_transformers(
 ) -> None:
     tasks = {name: task(name, rows, tmp_path) for name, rows in sets.items()}
     with running(tmp_path, *TOPOLOGIES[topology]) as suite:
-        told = evaluate(suite.url, tmp_path, list(tasks.values()))
+        told = evaluate(suite.url, tmp_path, list(tasks.values()), tmp_path)
 
     worst = {}
     for name, rows in sets.items():
