@@ -1,33 +1,17 @@
 """Scheduling experts: numpy, torch and Triton decide alike."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 pytest.importorskip("triton", reason="triton is not installed")
 
 from moesaic.kernels import aebs
 from moesaic.kernels.triton import aebs as aebs_triton
 from moesaic.placement.schedule.aebs import UNAVAILABLE, Costs, Schedule, schedule_experts
-
-Arrays = tuple[NDArray[Any], ...]
-
-
-def drawn(seed: int, rows: int, top_k: int, experts: int, instances: int, share: float) -> Arrays:
-    """topk_ids, replicas, live, load, weights, row; small numbers, so that ties are common."""
-    rng = np.random.default_rng(seed)
-    replicas = rng.permutation(experts * instances).reshape(experts, instances).astype(np.int32)
-    replicas[rng.random(replicas.shape) > share] = -1
-    topk_ids = rng.integers(-1, experts + 2, (rows, top_k)).astype(rng.choice(["i4", "i8"]))
-    load, weights, row = (rng.integers(0, 4, instances) for _ in range(3))
-    if seed % 2 == 0:  # every expert costs the same: what is then improved
-        weights, row = np.full(instances, 1 + seed % 3), np.zeros(instances, np.int64)
-    return topk_ids, replicas, rng.random(instances) < 0.9, load, weights, row
+from tests.kernels.test_aebs_native import Arrays, drawn
 
 
 def check(arrays: Arrays, device: torch.device) -> Schedule[torch.Tensor]:

@@ -24,8 +24,8 @@ def drawn(seed: int, rows: int, top_k: int, experts: int, instances: int, share:
     replicas[rng.random(replicas.shape) > share] = -1
     topk_ids = rng.integers(-2, experts + 2, (rows, top_k)).astype(rng.choice(["i4", "i8"]))
     load, weights, row = (rng.integers(0, 4, instances) for _ in range(3))
-    if seed % 3:  # every expert costs the same: what is then improved
-        weights, row = np.full(instances, seed % 3), np.zeros(instances, np.int64)
+    if seed % 2 == 0:  # every expert costs the same: what is then improved
+        weights, row = np.full(instances, 1 + seed % 3), np.zeros(instances, np.int64)
     return topk_ids, replicas, rng.random(instances) < 0.9, load, weights, row
 
 

@@ -4,23 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn import functional as F
 
 from moesaic.kernels.gated_mlp import PlainMLP
 from moesaic.kernels.grouped_experts import grouped_experts
-
-HIDDEN, SIZE = 16, 12
-
-
-def random_case(seed: int, num_tokens: int, top_k: int, num_slots: int) -> tuple[torch.Tensor, ...]:
-    generator = torch.Generator().manual_seed(seed)
-    return (
-        torch.randn(num_tokens, HIDDEN, generator=generator),
-        torch.rand(num_tokens, top_k, generator=generator),
-        torch.randint(-1, num_slots, (num_tokens, top_k), generator=generator),
-        torch.randn(num_slots, 2 * SIZE, HIDDEN, generator=generator),
-        torch.randn(num_slots, HIDDEN, SIZE, generator=generator),
-    )
+from tests.kernels.test_packed_experts import exact, random_case
 
 
 def mlps_of(gate_up: torch.Tensor, down: torch.Tensor) -> list[PlainMLP]:
@@ -36,17 +23,8 @@ def test_it_equals_one_expert_at_a_time(
 
     combined = grouped_experts(hidden, weights, slots, mlps_of(gate_up, down))
 
-    expected = torch.zeros(num_tokens, HIDDEN, dtype=torch.float64)
-    for token in range(num_tokens):
-        for choice in range(top_k):
-            slot = int(slots[token, choice])
-            if slot >= 0:
-                gate, up = (gate_up[slot].double() @ hidden[token].double()).chunk(2)
-                expected[token] += weights[token, choice] * (
-                    down[slot].double() @ (F.silu(gate) * up)
-                )
-    # float32 sums of 12 to 16 products of size about 1
-    torch.testing.assert_close(combined, expected.float(), atol=2e-4, rtol=1e-4)
+    expected = exact((hidden, weights, slots, gate_up, down))
+    torch.testing.assert_close(combined, expected.float(), atol=2e-5, rtol=1e-4)
 
 
 def test_rows_without_an_expert_here_are_zero() -> None:
@@ -95,4 +73,4 @@ def test_bfloat16_is_summed_in_float32(num_tokens: int) -> None:
     )
 
     assert combined.dtype == torch.float32
-    assert combined.shape == (num_tokens, HIDDEN)
+    assert combined.shape == hidden.shape

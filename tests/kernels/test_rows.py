@@ -8,8 +8,6 @@ from torch import Tensor
 
 from moesaic.kernels import kv_rows
 from moesaic.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm
-from moesaic.models.configuration.architecture import MoE
-from moesaic.models.layers.gating import Gating
 from tests.kernels.kept_blocks import by_head
 
 pytestmark = pytest.mark.usefixtures("native")
@@ -116,59 +114,3 @@ def test_heads_are_rotated_in_place_and_elsewhere(
     close(out, expected)
     assert torch.equal(wide[..., 7:], out)
     assert torch.equal(wide[..., :7], before[..., :7])
-
-
-def gate(num_experts: int, top_k: int, norm: bool = True, scaling: float = 1.0) -> MoE:
-    return MoE(
-        num_experts=num_experts,
-        top_k=top_k,
-        expert_size=1,
-        norm_topk_prob=norm,
-        routed_scaling_factor=scaling,
-        topk_method="greedy",
-        n_group=1,
-        topk_group=1,
-        float32_gate=False,
-        shared_expert_size=0,
-        shared_expert_gated=False,
-    )
-
-
-@settings(deadline=None)
-@given(
-    data=st.data(),
-    num_rows=st.integers(0, 50),
-    num_experts=st.integers(1, 130),
-    norm=st.booleans(),
-    scaling=st.sampled_from([1.0, 2.5]),
-)
-def test_experts_are_chosen_by_the_softmax_of_all(
-    data: st.DataObject, num_rows: int, num_experts: int, norm: bool, scaling: float
-) -> None:
-    moe = gate(num_experts, data.draw(st.integers(1, min(8, num_experts))), norm, scaling)
-    logits = 3 * torch.randn(num_rows, num_experts)
-    scores = logits.double().softmax(dim=-1)
-    expected, expected_ids = scores.topk(moe.top_k, dim=-1)
-    if norm:
-        expected = expected / expected.sum(dim=-1, keepdim=True)
-
-    weights, ids = Gating(moe).select(logits)
-
-    assert torch.equal(ids.long(), expected_ids)
-    close(weights, (expected * scaling).float())
-
-
-def test_of_equal_experts_the_first_are_chosen() -> None:
-    _, ids = Gating(gate(9, 3)).select(torch.zeros(2, 9))
-
-    assert ids.tolist() == [[0, 1, 2]] * 2
-
-
-def test_logits_that_are_no_numbers_still_name_experts_there_are() -> None:
-    logits = torch.full((3, 4), float("nan"))
-    logits[1, 2], logits[2] = 1.0, float("-inf")
-
-    weights, ids = Gating(gate(4, 2)).select(logits)
-
-    assert ((ids >= 0) & (ids < 4)).all()
-    assert weights[:2].isnan().any(dim=1).all()

@@ -84,18 +84,9 @@ def check_latent(
     clip=st.sampled_from([None, 0.7]),
 )
 def test_grouped_rows_equal_the_reference(
-    device: torch.device,
-    num_rows: int,
-    num_kv_heads: int,
-    group: int,
-    half: int,
-    norm: bool,
-    interleaved: bool,
-    dtype: torch.dtype,
-    less: int,
-    wide: bool,
-    clip: float | None,
-) -> None:
+    device: torch.device, num_rows: int, num_kv_heads: int, group: int, half: int, norm: bool,
+    interleaved: bool, dtype: torch.dtype, less: int, wide: bool, clip: float | None,
+) -> None:  # fmt: skip
     check_grouped(
         *(num_rows, group * num_kv_heads, num_kv_heads, 2 * half, norm, interleaved, dtype, device),
         rotated=2 * max(1, half - less),
@@ -113,12 +104,7 @@ def test_grouped_rows_equal_the_reference(
     dtype=st.sampled_from(DTYPES),
 )
 def test_latent_rows_equal_the_reference(
-    device: torch.device,
-    num_rows: int,
-    rank: int,
-    half: int,
-    interleaved: bool,
-    dtype: torch.dtype,
+    device: torch.device, num_rows: int, rank: int, half: int, interleaved: bool, dtype: torch.dtype
 ) -> None:
     check_latent(num_rows, rank, 2 * half, interleaved, dtype, device)
 
