@@ -13,91 +13,17 @@ import pytest
 from moesaic.errors import CheckpointError
 from moesaic.models.configuration.architecture import GroupedQueryAttention, LatentAttention
 from moesaic.models.configuration.config import load_config
+from tests.models.configuration.test_published import DEEPSEEK_V2_LITE as LITE
+from tests.models.configuration.test_published import MIXTRAL_8X7B, QWEN3_30B
 
-QWEN3: dict[str, Any] = {
-    "model_type": "qwen3_moe",
-    "vocab_size": 151936,
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "moe_intermediate_size": 768,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "norm_topk_prob": True,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-    "max_position_embeddings": 40960,
-    "rms_norm_eps": 1e-06,
-    "rope_theta": 1000000.0,
-    "rope_scaling": None,
-    "eos_token_id": 151645,
-    "torch_dtype": "bfloat16",
-    "sliding_window": None,
-    "use_sliding_window": False,
-}
+QWEN3 = QWEN3_30B | {"eos_token_id": 151645}
 # And the defaults of their classes.
 QWEN2: dict[str, Any] = {"model_type": "qwen2_moe"}
 GPT_OSS: dict[str, Any] = {"model_type": "gpt_oss"}
-DEEPSEEK_LITE: dict[str, Any] = {
-    "model_type": "deepseek_v2",
-    "vocab_size": 102400,
-    "hidden_size": 2048,
-    "intermediate_size": 10944,
-    "moe_intermediate_size": 1408,
-    "num_hidden_layers": 27,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-    "n_shared_experts": 2,
-    "n_routed_experts": 64,
-    "num_experts_per_tok": 6,
-    "routed_scaling_factor": 1.0,
-    "kv_lora_rank": 512,
-    "q_lora_rank": None,
-    "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 128,
-    "v_head_dim": 128,
-    "topk_method": "greedy",
-    "n_group": 1,
-    "topk_group": 1,
-    "norm_topk_prob": False,
-    "moe_layer_freq": 1,
-    "first_k_dense_replace": 1,
-    "scoring_func": "softmax",
-    "max_position_embeddings": 163840,
-    "rms_norm_eps": 1e-06,
-    "rope_theta": 10000,
-    "rope_scaling": {
-        "type": "yarn",
-        "factor": 40,
-        "beta_fast": 32,
-        "beta_slow": 1,
-        "mscale": 0.707,
-        "mscale_all_dim": 0.707,
-        "original_max_position_embeddings": 4096,
-    },
-    "torch_dtype": "bfloat16",
-}
-MIXTRAL: dict[str, Any] = {
-    "model_type": "mixtral",
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-    "max_position_embeddings": 32768,
-    "rms_norm_eps": 1e-05,
-    "rope_theta": 1000000.0,
-    "sliding_window": None,
-    "eos_token_id": 2,
-    "torch_dtype": "bfloat16",
-}
-
+GLM: dict[str, Any] = {"model_type": "glm4_moe"}
+GRANITE: dict[str, Any] = {"model_type": "granitemoe"}
+LIMITED = {"topk_method": "group_limited_greedy"}
+WINDOWS = {"layer_types": ["sliding_attention"] * 24}
 WriteConfig = Callable[..., Path]
 
 
@@ -113,7 +39,7 @@ def test_qwen3_as_published(write_config: WriteConfig) -> None:
 
 
 def test_deepseek_lite_as_published(write_config: WriteConfig) -> None:
-    config = load_config(write_config(DEEPSEEK_LITE))
+    config = load_config(write_config(LITE))
 
     assert config.attention == LatentAttention(16, None, 512, 128, 64, 128, bias=False)
     assert config.kv_width == 512 + 64
@@ -127,18 +53,18 @@ def test_deepseek_lite_as_published(write_config: WriteConfig) -> None:
 
 
 def test_mixtral_as_published(write_config: WriteConfig) -> None:
-    config = load_config(write_config(MIXTRAL))
+    config = load_config(write_config(MIXTRAL_8X7B))
 
     assert config.attention == GroupedQueryAttention(32, 8, 128, False, False, False, None)
     assert config.moe.norm_topk_prob
 
 
 def test_both_spellings_of_rope_are_one(write_config: WriteConfig) -> None:
-    old = load_config(write_config(DEEPSEEK_LITE))
-    scaling = dict(DEEPSEEK_LITE["rope_scaling"])
+    old = load_config(write_config(LITE))
+    scaling = dict(LITE["rope_scaling"])
     parameters = {**scaling, "rope_type": scaling.pop("type"), "rope_theta": 10000}
     new = load_config(
-        write_config(DEEPSEEK_LITE, rope_theta=..., rope_scaling=..., rope_parameters=parameters)
+        write_config(LITE, rope_theta=..., rope_scaling=..., rope_parameters=parameters)
     )
 
     assert new.rope == old.rope
@@ -186,62 +112,34 @@ def test_qwen_layers_are_dense_where_the_config_says(
         (QWEN3, {"vocab_size": 2**64}, "vocab_size: expected an integer of at most 2147483647"),
         (QWEN3, {"hidden_size": 2**64}, "hidden_size: expected an integer of at most"),
         (QWEN3, {"eos_token_id": 2**64}, "eos_token_id: expected an integer or a list"),
-        (MIXTRAL, {"hidden_size": 16}, "num_attention_heads: expected at most hidden_size, 16"),
         (
-            DEEPSEEK_LITE,
-            {"rope_theta": 1},
-            "rope_theta: expected more than 1 with yarn, got 1.0",
+            MIXTRAL_8X7B,
+            {"hidden_size": 16},
+            "num_attention_heads: expected at most hidden_size, 16",
         ),
-        ({"model_type": "glm4_moe"}, {"partial_rotary_factor": 1e30}, "partial_rotary_factor: "),
-        ({"model_type": "glm4_moe"}, {"partial_rotary_factor": 1e-9}, "leaves nothing to rotate"),
-        ({"model_type": "granitemoe"}, {"residual_multiplier": 1e-200}, "residual_multiplier: "),
-        ({"model_type": "granitemoe"}, {"residual_multiplier": 1e200}, "residual_multiplier: "),
+        (LITE, {"rope_theta": 1}, "rope_theta: expected more than 1 with yarn, got 1.0"),
+        (GLM, {"partial_rotary_factor": 1e30}, "partial_rotary_factor: "),
+        (GLM, {"partial_rotary_factor": 1e-9}, "leaves nothing to rotate"),
+        (GRANITE, {"residual_multiplier": 1e-200}, "residual_multiplier: "),
+        (GRANITE, {"residual_multiplier": 1e200}, "residual_multiplier: "),
         (QWEN3, {"hidden_act": [[[[[[[[[1]]]]]]]]]}, "hidden_act: [[[[[[[...]]]]]]] is not supp"),
-        (
-            QWEN3,
-            {"rope_scaling": {"type": "longrope", "factor": 2.0}},
-            "rope_scaling.type: 'longrope' is not",
-        ),
-        (
-            QWEN3,
-            {"rope_parameters": {"rope_type": "longrope"}, "rope_theta": 1.0},
-            "rope_parameters.rope_type",
-        ),
+        (QWEN3, {"rope_scaling": {"type": "longrope"}}, "rope_scaling.type: 'longrope' is not"),
+        (QWEN3, {"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters.rope_type"),
         (QWEN3, {"rope_scaling": {"type": "yarn"}}, "rope_scaling.factor: is missing"),
         (QWEN3, {"rope_scaling": [1]}, "rope_scaling: expected an object"),
         (QWEN3, {"torch_dtype": "float64"}, "torch_dtype: 'float64' is not supported"),
-        (
-            QWEN3,
-            {"quantization_config": {"bits": 4}},
-            "quantization_config.quant_method: is missing",
-        ),
+        (QWEN3, {"quantization_config": {"bits": 4}}, "quantization_config.quant_method: is miss"),
         (QWEN3, {"eos_token_id": "x"}, "eos_token_id: expected an integer or a list"),
-        (DEEPSEEK_LITE, {"topk_method": "noaux_tc"}, "topk_method: 'noaux_tc' is not supported"),
-        (
-            DEEPSEEK_LITE,
-            {"topk_method": "group_limited_greedy", "n_group": 7},
-            "n_group: expected a divisor",
-        ),
-        (
-            DEEPSEEK_LITE,
-            {"topk_method": "group_limited_greedy", "n_group": 16},
-            "num_experts_per_tok: 1 of 16",
-        ),
-        (
-            DEEPSEEK_LITE,
-            {"topk_method": "group_limited_greedy", "topk_group": 2},
-            "topk_group: expected at most",
-        ),
-        (DEEPSEEK_LITE, {"mlp_bias": True}, "mlp_bias: "),
-        (DEEPSEEK_LITE, {"kv_lora_rank": None}, "kv_lora_rank: expected an integer"),
-        (DEEPSEEK_LITE, {"num_experts_per_tok": ...}, "num_experts_per_tok: is missing"),
-        (DEEPSEEK_LITE, {"moe_layer_freq": 2}, "moe_layer_freq: expected 1"),
-        (DEEPSEEK_LITE, {"scoring_func": "sigmoid"}, "scoring_func: 'sigmoid' is not supported"),
-        (
-            QWEN2,
-            {"layer_types": ["sliding_attention"] * 24},
-            "layer_types: has windows, but use_sliding_window",
-        ),
+        (LITE, {"topk_method": "noaux_tc"}, "topk_method: 'noaux_tc' is not supported"),
+        (LITE, {**LIMITED, "n_group": 7}, "n_group: expected a divisor"),
+        (LITE, {**LIMITED, "n_group": 16}, "num_experts_per_tok: 1 of 16"),
+        (LITE, {**LIMITED, "topk_group": 2}, "topk_group: expected at most"),
+        (LITE, {"mlp_bias": True}, "mlp_bias: "),
+        (LITE, {"kv_lora_rank": None}, "kv_lora_rank: expected an integer"),
+        (LITE, {"num_experts_per_tok": ...}, "num_experts_per_tok: is missing"),
+        (LITE, {"moe_layer_freq": 2}, "moe_layer_freq: expected 1"),
+        (LITE, {"scoring_func": "sigmoid"}, "scoring_func: 'sigmoid' is not supported"),
+        (QWEN2, WINDOWS, "layer_types: has windows, but use_sliding_window"),
         (GPT_OSS, {"sliding_window": None}, "sliding_window: expected an integer"),
         (GPT_OSS, {"rope_parameters": None}, "rope_parameters: is null: leave it out"),
         (GPT_OSS, {"swiglu_limit": 0}, "swiglu_limit: expected a positive number"),
@@ -255,7 +153,7 @@ def test_qwen_layers_are_dense_where_the_config_says(
         (
             QWEN2,
             {"use_sliding_window": True, "sliding_window": None},
-            "sliding_window: expected an integer",
+            "sliding_window: expected an",
         ),
         (QWEN3, {"rope_parameters": {"full_attention": {}}}, "rope_parameters.full_attention: "),
         (QWEN3, {"rope_scaling": {"rope_type": "yarn", "factor": None}}, "rope_scaling.factor: "),
@@ -279,21 +177,19 @@ def test_a_field_that_cannot_be_served_is_named(
 
 
 def test_what_is_no_model_directory_is_told_so(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="is not a directory"):
-        load_config(tmp_path / ("x" * 300))
-    with pytest.raises(CheckpointError, match="is not a directory"):
-        load_config(tmp_path / "nowhere")
+    for directory in (tmp_path / ("x" * 300), tmp_path / "nowhere"):
+        with pytest.raises(CheckpointError, match="is not a directory"):
+            load_config(directory)
     with pytest.raises(CheckpointError, match=r"config\.json: no such file"):
         load_config(tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"config\.json: is not valid JSON"):
-        load_config(tmp_path)
-    (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(CheckpointError, match="expected a JSON object, got list"):
-        load_config(tmp_path)
-    (tmp_path / "config.json").write_text('{"num_experts": 8, "num_experts": 4}')
-    with pytest.raises(CheckpointError, match=r"config\.json: has the key num_experts twice"):
-        load_config(tmp_path)
+    for text, problem in (
+        ("{", "config.json: is not valid JSON"),
+        ("[]", "expected a JSON object, got list"),
+        ('{"num_experts": 8, "num_experts": 4}', "config.json: has the key num_experts twice"),
+    ):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(CheckpointError, match=problem):
+            load_config(tmp_path)
 
 
 def test_the_digest_tells_configurations_apart(write_config: WriteConfig) -> None:

@@ -9,23 +9,13 @@ from typing import Any
 import pytest
 import transformers
 
+from benchmarks.parity import configurations
 from moesaic.errors import CheckpointError
 from moesaic.models.configuration.architecture import LatentAttention
 from moesaic.models.configuration.config import ModelConfig, load_config
 
-CLASSES: dict[str, Any] = {
-    "mixtral": transformers.MixtralConfig,
-    "qwen2_moe": transformers.Qwen2MoeConfig,
-    "qwen3_moe": transformers.Qwen3MoeConfig,
-    "deepseek_v2": transformers.DeepseekV2Config,
-    "deepseek_v3": transformers.DeepseekV3Config,
-    "glm4_moe": transformers.Glm4MoeConfig,
-    "olmoe": transformers.OlmoeConfig,
-    "granitemoe": transformers.GraniteMoeConfig,
-    "granitemoeshared": transformers.GraniteMoeSharedConfig,
-    "ernie4_5_moe": transformers.Ernie4_5_MoeConfig,
-    "minimax_m2": transformers.MiniMaxM2Config,
-    "gpt_oss": transformers.GptOssConfig,
+CLASSES = {
+    family: getattr(transformers, names[0]) for family, names in configurations.CLASSES.items()
 }
 # With these every field of the family counts.
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -5,13 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.parity.cases import (
-    CASES,
-    Served,
-    build_reference,
-    prompt_of,
-    reference_logits,
-)
+from benchmarks.parity.cases import CASES, Served, build_reference, prompt_of, reference_logits
 
 # float32 rounding, accumulated over three layers in another order of summation
 TOLERANCE = 1e-4
@@ -25,8 +19,8 @@ def pair(
     return build_reference(request.param, directory), Served(directory)
 
 
-def test_logits_of_a_prompt_equal_the_reference(pair: tuple[Any, Served]) -> None:
-    reference, served = pair
+def assert_parity(reference: Any, served: Served) -> None:
+    """Compare the logits of a prompt."""
     prompt = prompt_of(41, seed=1)
 
     logits = served.forward([(prompt, 0, list(range(6)))])
@@ -34,6 +28,10 @@ def test_logits_of_a_prompt_equal_the_reference(pair: tuple[Any, Served]) -> Non
     expected = reference_logits(reference, prompt)
     assert expected.std() > 0.1
     torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=0)
+
+
+def test_logits_of_a_prompt_equal_the_reference(pair: tuple[Any, Served]) -> None:
+    assert_parity(*pair)
 
 
 def test_chunks_and_neighbours_of_other_lengths_change_no_logits(pair: tuple[Any, Served]) -> None:

@@ -4,10 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from benchmarks.parity.cases import ParityCase, Served, build_reference, prompt_of, reference_logits
-from tests.models.layers.test_parity import TOLERANCE
+from benchmarks.parity.cases import ParityCase, Served, build_reference
+from tests.models.layers.test_parity import assert_parity
 
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
 
@@ -29,9 +28,5 @@ def test_a_rope_field_is_used_with_the_same_types_as_in_transformers(
     group = {"rope_type": rope_type, "rope_theta": 1e4, "factor": 4.0, "mscale_all_dim": 1.3}
     case = ParityCase(family, rope_type, {"rope_parameters": group | fields})
     reference = build_reference(case, tmp_path)
-    prompt = prompt_of(41, seed=1)
 
-    logits = Served(tmp_path).forward([(prompt, 0, list(range(6)))])
-
-    expected = reference_logits(reference, prompt)
-    torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=0)
+    assert_parity(reference, Served(tmp_path))

@@ -1,7 +1,7 @@
 """The kinds of tokenizers of published models, and the spellings of their files, as model directories."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -364,8 +364,3 @@ def write(directory: Path, kind: str, files: Files, model: Files | None = None) 
     }.items():
         (directory / name).write_text(json.dumps(content))
     return directory
-
-
-def cases() -> Iterator[tuple[str, str]]:
-    """Every kind in every spelling."""
-    return ((kind, spelling) for kind in KINDS for spelling in SPELLINGS)

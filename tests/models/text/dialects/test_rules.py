@@ -13,7 +13,7 @@ from moesaic.models.text.dialects.dialect import NOTHING, Dialect, Wanted
 from moesaic.models.text.dialects.functions import ToolFunction
 from moesaic.models.text.dialects.reader import Part
 from tests.models.text.dialects.examples import ANSWERS, FUNCTIONS, NOW, dialect, read
-from tests.models.text.dialects.vocabulary import TAGGED, Vocabulary
+from tests.models.text.dialects.vocabulary import Vocabularies, Vocabulary
 
 pytest.importorskip("llguidance")
 
@@ -36,11 +36,8 @@ def form(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def vocabulary(form: str, tmp_path: Path) -> Vocabulary:
-    markers = dialect(form).markers(Wanted(FUNCTIONS))
-    return Vocabulary(
-        tmp_path / "tokenizer.json", tuple(m for m in markers if not m.startswith(TAGGED))
-    )
+def vocabulary(form: str, vocabularies: Vocabularies) -> Vocabulary:
+    return vocabularies.of(form)
 
 
 def calls_in(parts: list[Part]) -> list[tuple[str, Any]]:

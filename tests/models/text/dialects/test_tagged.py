@@ -12,7 +12,6 @@ from tests.models.text.dialects.examples import dialect, read
 STRING, NULL = {"type": "string"}, {"type": "null"}
 FORMS = ["qwen3_coder", "glm45", "minimax_m2"]
 DEFS = {"text": STRING, "loop": {"$ref": "#/$defs/loop"}}
-OBJECT = {"type": "object"}
 
 
 def call(form: str, *arguments: tuple[str, str]) -> str:

@@ -1,7 +1,7 @@
 """Small models in each published format, beside models of the numbers that they stand for."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,52 +10,34 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.parity.cases import ParityCase, build_reference
+from benchmarks.parity.cases import ParityCase, Served, build_reference, prompt_of
 from benchmarks.parity.published import FORMS, Published, publish
 from moesaic.models.configuration.config import load_config
+from moesaic.models.weights.checkpoint import Checkpoint
+from moesaic.models.weights.files import list_tensors
+from moesaic.models.weights.inventory import tensor_names
 from moesaic.native.library import library
+from tests.models.weights.test_inventory import assert_bytes_add_up
 
 # Every expert computes every row: which ones are chosen may hang on the last bit.
-MODELS = {
-    "mixtral": ParityCase(
-        "mixtral",
-        "for formats",
-        {"hidden_size": 64, "intermediate_size": 96, "num_experts_per_tok": 6},
-    ),
-    "qwen2_moe": ParityCase(
-        "qwen2_moe",
-        "for formats",
-        {
-            "hidden_size": 64,
-            "moe_intermediate_size": 32,
-            "shared_expert_intermediate_size": 64,
-            "mlp_only_layers": [0],
-            "num_experts_per_tok": 8,
-        },
-    ),
-    "qwen3_moe": ParityCase(
-        "qwen3_moe",
-        "for formats",
-        {"hidden_size": 64, "moe_intermediate_size": 160, "num_experts_per_tok": 8},
-    ),
-    "gpt_oss": ParityCase(
-        "gpt_oss",
-        "for formats",
-        {"hidden_size": 64, "intermediate_size": 32, "num_experts_per_tok": 6},
-    ),
-    "deepseek_v2": ParityCase(
-        "deepseek_v2",
-        "for formats",
-        {
-            "hidden_size": 64,
-            "moe_intermediate_size": 32,
-            "num_experts_per_tok": 8,
-            "q_lora_rank": 32,
-            "kv_lora_rank": 32,
-            "qk_nope_head_dim": 16,
-            "v_head_dim": 16,
-        },
-    ),
+OPTIONS: dict[str, dict[str, Any]] = {
+    "mixtral": {"intermediate_size": 96, "num_experts_per_tok": 6},
+    "qwen2_moe": {
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 64,
+        "mlp_only_layers": [0],
+        "num_experts_per_tok": 8,
+    },
+    "qwen3_moe": {"moe_intermediate_size": 160, "num_experts_per_tok": 8},
+    "gpt_oss": {"intermediate_size": 32, "num_experts_per_tok": 6},
+    "deepseek_v2": {
+        "moe_intermediate_size": 32,
+        "num_experts_per_tok": 8,
+        "q_lora_rank": 32,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16,
+        "v_head_dim": 16,
+    },
 }
 
 
@@ -71,19 +53,53 @@ class Both:
     published: Path
     values: Path
 
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Those of the quantised model."""
+        return load_file(self.published / "model.safetensors")
+
+    @property
+    def told(self) -> Any:
+        """Its ``quantization_config``."""
+        return json.loads((self.published / "config.json").read_text())["quantization_config"]
+
+    def rewrite(self, tensors: Mapping[str, Any], told: Mapping[str, Any]) -> None:
+        """Replace all tensors of the quantised model, and its ``quantization_config``."""
+        whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        save_file(whole, self.published / "model.safetensors", {"format": "pt"})
+        path = self.published / "config.json"
+        fields = json.loads(path.read_text()) | {"quantization_config": told}
+        path.write_text(json.dumps(fields))
+
     def change(self, **tensors: Any) -> None:
         """Replace tensors of the quantised model; None: remove."""
-        path = self.published / "model.safetensors"
-        held = {**load_file(path), **tensors}
-        save_file({name: t for name, t in held.items() if t is not None}, path, {"format": "pt"})
+        held = {name: t for name, t in {**self.tensors, **tensors}.items() if t is not None}
+        save_file(held, self.published / "model.safetensors", {"format": "pt"})
 
     def configure(self, **fields: Any) -> None:
         """Change fields of ``quantization_config``; ``...`` removes."""
-        path = self.published / "config.json"
-        config = json.loads(path.read_text())
-        told = {**config["quantization_config"], **fields}
-        config["quantization_config"] = {k: v for k, v in told.items() if v is not ...}
-        path.write_text(json.dumps(config))
+        told = {name: v for name, v in {**self.told, **fields}.items() if v is not ...}
+        self.rewrite(self.tensors, told)
+
+    def compare(self, least_std: float = 0.5) -> None:
+        """Compare logits of the quantised model and of its numbers."""
+        expected = logits_of(self.values)
+        assert expected.std() > least_std
+        assert_close(logits_of(self.published), expected, self.published)
+
+    def compare_whole(self, least_std: float = 0.5) -> None:
+        """Compare as ``compare``; every tensor belongs to the model, and is counted."""
+        config, stored = load_config(self.published), list_tensors(self.published)
+        assert set(tensor_names(config, stored)) == set(stored)
+        assert_bytes_add_up(Checkpoint(self.published), config)
+        self.compare(least_std)
+
+
+Make = Callable[[str, str], Both]
+
+
+def logits_of(directory: Path) -> torch.Tensor:
+    return Served(directory).forward([(prompt_of(40, seed=3), 0, list(range(8)))])
 
 
 @pytest.fixture(scope="session")
@@ -94,7 +110,8 @@ def float_models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
     def model(family: str) -> Path:
         if family not in made:
             made[family] = tmp_path_factory.mktemp(family)
-            build_reference(MODELS[family], made[family], save_original_format=True)
+            case = ParityCase(family, "for formats", {"hidden_size": 64, **OPTIONS[family]})
+            build_reference(case, made[family], save_original_format=True)
         return made[family]
 
     return model

@@ -1,11 +1,9 @@
 """Published checkpoints that are malformed, or that nobody can read: errors name file, field or tensor."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from benchmarks.parity.cases import CPU
 from moesaic.errors import CheckpointError
@@ -13,9 +11,8 @@ from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.experts import load_expert
-from tests.models.weights.formats.conftest import Both, some
+from tests.models.weights.formats.conftest import Both, Make, some
 
-Make = Callable[[str, str], Both]
 Q = "model.layers.1.self_attn.q_proj"
 GPTQ, AWQ, FP8, PACKED = "gptq v1, 4 bits, groups of 32, sym", "awq, groups of 32", "fp8", "pack"
 ZEROS = "pack-quantized, 4 bits, groups of 32, with"
@@ -32,6 +29,10 @@ def load(both: Both) -> None:
 def weights(**changes: Any) -> dict[str, Any]:
     told = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
     return {"config_groups": {"group_0": {"weights": {**told, **changes}}}}
+
+
+EIGHT_BITS = weights(num_bits=8)["config_groups"]["group_0"]
+TWO_GROUPS = {"config_groups": {**weights()["config_groups"], "b": EIGHT_BITS}}
 
 
 @pytest.mark.parametrize(
@@ -61,16 +62,7 @@ def weights(**changes: Any) -> dict[str, Any]:
         (PACKED, weights(type="float"), r"config_groups\.group_0\.weights\.type"),
         (PACKED, weights(strategy="tensor"), r"config_groups\.group_0\.weights\.strategy"),
         (PACKED, weights(actorder="else"), r"config_groups\.group_0\.weights\.actorder"),
-        (
-            PACKED,
-            {
-                "config_groups": {
-                    **weights()["config_groups"],
-                    "b": weights(num_bits=8)["config_groups"]["group_0"],
-                }
-            },
-            "config_groups: weights of several formats",
-        ),
+        (PACKED, TWO_GROUPS, "config_groups: weights of several formats"),
     ],
 )
 def test_a_field_that_cannot_be_followed_is_named(
@@ -112,7 +104,7 @@ def test_a_part_that_is_missing_mis_shaped_or_of_another_dtype_is_named(
     make: Make, form: str, part: str
 ) -> None:
     both = make("qwen3_moe", form)
-    whole = load_file(both.published / "model.safetensors")[f"{Q}.{part}"]
+    whole = both.tensors[f"{Q}.{part}"]
 
     both.change(**{f"{Q}.{part}": None})
     with pytest.raises(CheckpointError, match=rf"missing.*{Q}\.{part}|{Q}\.{part}.*missing"):
@@ -163,7 +155,7 @@ def test_damage_is_found_and_named(
     make: Make, form: str, name: str, value: float, problem: str
 ) -> None:
     both = make("qwen3_moe", form)
-    whole = load_file(both.published / "model.safetensors")[name]
+    whole = both.tensors[name]
     changed = some(whole, value)
     if "mxfp4" in form:  # of the expert that is loaded
         changed = whole.clone()
@@ -196,7 +188,7 @@ def test_codes_in_a_model_without_a_format_are_refused(make: Make) -> None:
     config = (both.published / "config.json").read_text()
     start = config.index('"quantization_config"')
     (both.published / "config.json").write_text(config[: start - 2] + "}")
-    scales = [n for n in load_file(both.published / "model.safetensors") if "scale_inv" in n]
+    scales = [n for n in both.tensors if "scale_inv" in n]
     both.change(**dict.fromkeys(scales))
 
     with pytest.raises(CheckpointError, match="expected one of F32, F16, BF16, found F8_E4M3"):

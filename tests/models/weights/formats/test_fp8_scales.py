@@ -1,7 +1,5 @@
 """The shapes, names and dtypes of scales in fp8 files."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +8,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from benchmarks.parity.cases import CPU, Served, prompt_of
+from benchmarks.parity.cases import CPU, Served
 from moesaic.errors import CheckpointError
 from moesaic.kernels.stored_weights import dequantised
 from moesaic.models.configuration.config import load_config
 from moesaic.models.configuration.weight_format import WeightFormat
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.experts import load_expert
-from moesaic.models.weights.files import list_tensors
 from moesaic.models.weights.formats.reading import read_matrix
-from moesaic.models.weights.inventory import tensor_names
-from tests.models.weights.formats.conftest import Both, assert_close, some
-from tests.models.weights.test_inventory import assert_bytes_add_up
+from tests.models.weights.formats.conftest import Make, logits_of, some
 
-Make = Callable[[str, str], Both]
-PROMPT = prompt_of(40, seed=3)
-TABLE = list(range(8))
 BLOCKS = "fp8, blocks of 32 x 32"
 AUTOFP8 = {
     "quant_method": "fp8",
@@ -45,19 +37,6 @@ TRANSFORMERS_5 = {
 }
 
 
-def logits_of(directory: Path) -> Tensor:
-    return Served(directory).forward([(PROMPT, 0, TABLE)])
-
-
-def rewrite(both: Both, tensors: dict[str, Tensor], told: dict[str, Any]) -> None:
-    """Replace all tensors of the quantised model, and its ``quantization_config``."""
-    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    save_file(whole, both.published / "model.safetensors", {"format": "pt"})
-    path = both.published / "config.json"
-    fields = json.loads(path.read_text()) | {"quantization_config": told}
-    path.write_text(json.dumps(fields))
-
-
 @pytest.mark.parametrize(
     ("told", "scale", "activation"),
     [
@@ -71,16 +50,16 @@ def test_a_scale_of_all_weights_may_have_any_shape_of_one_number(
 ) -> None:
     both = make("qwen3_moe", "float-quantized, by tensor")
     tensors = {}
-    for name, tensor in load_file(both.published / "model.safetensors").items():
+    for name, tensor in both.tensors.items():
         prefix, _, end = name.rpartition(".")
         if end == "weight_scale":
             tensors[f"{prefix}.{scale}"] = tensor.view(shape)
             tensors[f"{prefix}.{activation}"] = torch.ones(shape)
         else:
             tensors[name] = tensor
-    rewrite(both, tensors, told)
+    both.rewrite(tensors, told)
 
-    assert_close(logits_of(both.published), logits_of(both.values), both.published)
+    both.compare()
 
 
 @pytest.mark.parametrize("told", [AUTOFP8, TRANSFORMERS_5])
@@ -89,12 +68,12 @@ def test_scales_of_outputs_are_recognised_by_their_shape(
     make: Make, told: dict[str, Any], axes: int
 ) -> None:
     both = make("qwen3_moe", "float-quantized, by channel")
-    whole = load_file(both.published / "model.safetensors")
-    rewrite(
-        both, {n: t.flatten() if axes == 1 and "_scale" in n else t for n, t in whole.items()}, told
+    whole = both.tensors
+    both.rewrite(
+        {n: t.flatten() if axes == 1 and "_scale" in n else t for n, t in whole.items()}, told
     )
 
-    assert_close(logits_of(both.published), logits_of(both.values), both.published)
+    both.compare()
 
 
 def test_blocks_that_the_configuration_leaves_out_are_of_128_as_in_transformers(
@@ -103,7 +82,7 @@ def test_blocks_that_the_configuration_leaves_out_are_of_128_as_in_transformers(
     both = make("mixtral", "fp8, blocks of 128")
     both.configure(weight_block_size=...)
 
-    assert_close(logits_of(both.published), logits_of(both.values), both.published)
+    both.compare()
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e8m0fnu, torch.uint8, torch.bfloat16])
@@ -112,7 +91,7 @@ def test_scales_may_be_powers_of_two_as_deepseek_v31_has_them(
     make: Make, dtype: torch.dtype, told: dict[str, Any]
 ) -> None:
     both = make("deepseek_v2", BLOCKS)
-    whole = load_file(both.published / "model.safetensors")
+    whole = both.tensors
     scales = {
         name: torch.exp2(torch.log2(tensor).ceil())
         for name, tensor in whole.items()
@@ -179,16 +158,13 @@ def test_fp8_experts_may_be_in_one_tensor(
     make: Make, family: str, form: str, told: dict[str, Any]
 ) -> None:
     both = make(family, form)
-    config = json.loads((both.published / "config.json").read_text())["quantization_config"]
-    whole = load_file(both.published / "model.safetensors")
+    config = both.told
+    whole = both.tensors
     if "tensor" in form:
         whole = {n: t.view(1, 1) if n.endswith("_scale") else t for n, t in whole.items()}
-    rewrite(both, fused(whole), config | told)
+    both.rewrite(fused(whole), config | told)
 
-    assert_close(logits_of(both.published), logits_of(both.values), both.published)
-    stored = list_tensors(both.published)
-    assert set(tensor_names(load_config(both.published), stored)) == set(stored)
-    assert_bytes_add_up(Checkpoint(both.published), load_config(both.published))
+    both.compare_whole()
 
 
 @pytest.mark.parametrize(
@@ -205,8 +181,8 @@ def test_scales_of_separate_experts_may_be_in_one_tensor(
 ) -> None:
     """Files in the form that transformers saves after quantising a model."""
     both = make(family, form)
-    told = json.loads((both.published / "config.json").read_text())["quantization_config"]
-    whole = load_file(both.published / "model.safetensors")
+    told = both.told
+    whole = both.tensors
     usual = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 
     def renamed(name: str) -> str:
@@ -214,12 +190,9 @@ def test_scales_of_separate_experts_may_be_in_one_tensor(
 
     scales = {n for n in whole if ".experts." in n and n.endswith("_scale_inv")}
     together = fused({renamed(name): whole[name] for name in scales})
-    rewrite(both, {n: t for n, t in whole.items() if n not in scales} | together, told)
+    both.rewrite({n: t for n, t in whole.items() if n not in scales} | together, told)
 
-    assert_close(logits_of(both.published), logits_of(both.values), both.published)
-    stored = list_tensors(both.published)
-    assert set(tensor_names(load_config(both.published), stored)) == set(stored)
-    assert_bytes_add_up(Checkpoint(both.published), load_config(both.published))
+    both.compare_whole()
     damaged = f"{min(n for n in whole if '.experts.' in n and n.endswith('.weight'))}"
     both.change(**{damaged: some(whole[damaged], float("nan"))})
     with pytest.raises(CheckpointError, match=rf"{damaged}.*NaN"):
@@ -228,12 +201,12 @@ def test_scales_of_separate_experts_may_be_in_one_tensor(
 
 def test_experts_in_one_tensor_with_ambiguous_blocks_are_refused(make: Make) -> None:
     both = make("qwen3_moe", "fp8, blocks of 128")
-    whole = fused(load_file(both.published / "model.safetensors"))
+    whole = fused(both.tensors)
     name = "model.layers.0.mlp.experts.gate_up_proj_scale_inv"
     both.configure(weight_block_size=[90, 128])  # 2 for each half of 160, and 4 for the whole
-    told = json.loads((both.published / "config.json").read_text())["quantization_config"]
+    told = both.told
     assert whole[name].shape == (8, 4, 1)
-    rewrite(both, whole, told)
+    both.rewrite(whole, told)
     config, checkpoint = load_config(both.published), Checkpoint(both.published)
 
     with pytest.raises(CheckpointError, match=f"{name}.*160 outputs of gate and of up do not fill"):
@@ -243,11 +216,11 @@ def test_experts_in_one_tensor_with_ambiguous_blocks_are_refused(make: Make) -> 
 def test_unquantised_experts_in_one_tensor_are_refused(make: Make) -> None:
     both = make("qwen3_moe", BLOCKS)
     numbers = load_file(both.values / "model.safetensors")
-    whole = load_file(both.published / "model.safetensors")
+    whole = both.tensors
     of_experts = {n: t for n, t in numbers.items() if ".experts." in n}
-    told = json.loads((both.published / "config.json").read_text())["quantization_config"]
+    told = both.told
     kept = {n: t for n, t in whole.items() if ".experts." not in n}
-    rewrite(both, kept | fused(of_experts), told)
+    both.rewrite(kept | fused(of_experts), told)
 
     with pytest.raises(CheckpointError, match="partly quantised experts"):
         Served(both.published)

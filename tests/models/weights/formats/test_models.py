@@ -1,13 +1,12 @@
 """Whole models in published formats compute what models of their numbers compute."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.parity.cases import CPU, Served, prompt_of
+from benchmarks.parity.cases import CPU, Served
 from benchmarks.parity.published import FORMS, Published
 from moesaic.errors import CheckpointError
 from moesaic.experts.brownout.logical import LogicalExperts
@@ -20,16 +19,11 @@ from moesaic.models.configuration.config import load_config
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.experts import load_expert
 from moesaic.models.weights.files import list_tensors
-from moesaic.models.weights.inventory import tensor_names
 from moesaic.models.weights.tensor_names import layer_prefix, sparse_names
 from moesaic.models.weights.tensor_reader import TensorReader
-from tests.models.weights.formats.conftest import Both, assert_close
-from tests.models.weights.test_inventory import assert_bytes_add_up
+from tests.models.weights.formats.conftest import Make
 
 FP32 = torch.float32
-Make = Callable[[str, str], Both]
-PROMPT = prompt_of(40, seed=3)
-TABLE = list(range(8))
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
@@ -65,35 +59,17 @@ def test_every_matrix_has_the_numbers_that_the_format_describes(
     "form", ["fp8, blocks of 32", "float-quantized, by channel", "awq", "gptq v1", "pack"]
 )
 def test_every_family_is_read_in_every_format(make: Make, family: str, form: str) -> None:
-    both = make(family, form)
-    stored = list_tensors(both.published)
-
-    found = Served(both.published).forward([(PROMPT, 0, TABLE)])
-
-    config = load_config(both.published)
-    assert set(tensor_names(config, stored)) == set(stored)
-    assert_bytes_add_up(Checkpoint(both.published), config)
-    expected = Served(both.values).forward([(PROMPT, 0, TABLE)])
-    assert expected.std() > 0.5
-    assert_close(found, expected, both.published)
+    make(family, form).compare_whole()
 
 
 def test_gpt_oss_is_read_as_published(make: Make) -> None:
     both = make("gpt_oss", "mxfp4")
-    stored = list_tensors(both.published)
 
-    found = Served(both.published).forward([(PROMPT, 0, TABLE)])
-
-    experts = "model.layers.0.mlp.experts."
+    both.compare_whole(least_std=0.1)
+    stored, experts = list_tensors(both.published), "model.layers.0.mlp.experts."
     assert stored[f"{experts}gate_up_proj_blocks"].shape == (6, 64, 2, 16)
     assert stored[f"{experts}gate_up_proj_scales"].shape == (6, 64, 2)
     assert stored[f"{experts}down_proj_blocks"].shape == (6, 64, 1, 16)
-    config = load_config(both.published)
-    assert set(tensor_names(config, stored)) == set(stored)
-    assert_bytes_add_up(Checkpoint(both.published), config)
-    expected = Served(both.values).forward([(PROMPT, 0, TABLE)])
-    assert expected.std() > 0.1
-    assert_close(found, expected, both.published)
 
 
 def test_matrices_that_stay_numbers_may_stand_beside_quantised_ones(make: Make) -> None:
@@ -105,10 +81,7 @@ def test_matrices_that_stay_numbers_may_stand_beside_quantised_ones(make: Make) 
     )
     both.change(**parts, **{f"{name}.weight": numbers[f"{name}.weight"] for name in kept})
 
-    found = Served(both.published).forward([(PROMPT, 0, TABLE)])
-
-    expected = Served(both.values).forward([(PROMPT, 0, TABLE)])
-    assert_close(found, expected, both.published)
+    both.compare()
 
 
 def test_experts_that_are_not_all_quantised_are_refused(make: Make) -> None:

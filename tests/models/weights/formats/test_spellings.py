@@ -21,11 +21,28 @@ from moesaic.models.weights.formats.reading import read_entry, read_matrix
 from tests.models.weights.formats.conftest import form_of
 from tests.models.weights.formats.spellings import MEANINGFUL, SPELLINGS, SPELT, Spelling
 
+SYMMETRIC = "pack-quantized, 4 bits, groups of 32, symmetric"
 SHAPE = (32, 192)  # a group of 128 is not filled
 
 
 def read(told: dict[str, Any]) -> WeightFormat | None:
     return read_weight_format(Fields("config.json", {"quantization_config": told}))
+
+
+def with_weights(form: str, weights: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of a form whose only scheme has other fields."""
+    told = dict(form_of(form).fields)
+    group = told["config_groups"]["group_0"]
+    return told | {"config_groups": {"g": group | {"weights": group["weights"] | weights}}}
+
+
+def written(form: Published) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """The tensors of a matrix in a form, and its numbers."""
+    chance = np.random.default_rng(3)
+    tensors, values = form.write(chance.normal(size=SHAPE), chance)
+    between = "_" if form.fused else "."
+    held = {f"x{between}{name}": tensor.contiguous() for name, tensor in tensors.items()}
+    return held, torch.from_numpy(values).float()
 
 
 @pytest.mark.parametrize(
@@ -34,11 +51,8 @@ def read(told: dict[str, Any]) -> WeightFormat | None:
 def test_a_matrix_has_its_numbers_in_the_spelling_of_every_tool(
     tmp_path: Path, form: Published, tool: str, spelling: Spelling
 ) -> None:
-    chance = np.random.default_rng(3)
-    tensors, values = form.write(chance.normal(size=SHAPE), chance)
+    held, expected = written(form)
     weight_format = read(spelling(form.fields))
-    between = "_" if form.fused else "."
-    held = {f"x{between}{name}": tensor.contiguous() for name, tensor in tensors.items()}
     if form.fused:
         held = {name: tensor[None] for name, tensor in held.items()}
     save_file(held, tmp_path / "model.safetensors")
@@ -52,7 +66,6 @@ def test_a_matrix_has_its_numbers_in_the_spelling_of_every_tool(
             Checkpoint(tmp_path), weight_format, "x.weight", SHAPE, torch.float32, CPU
         )
 
-    expected = torch.from_numpy(values).float()
     torch.testing.assert_close(dequantised(found, torch.float32), expected, rtol=1e-6, atol=0)
 
 
@@ -130,9 +143,7 @@ def test_gptq_v2_is_recognised_by_either_field(name: str, spelt: str) -> None:
 def test_a_field_of_a_scheme_that_changes_what_the_bytes_mean_is_named(
     weights: dict[str, Any], field: str
 ) -> None:
-    told = dict(form_of("float-quantized, by channel").fields)
-    group = told["config_groups"]["group_0"]
-    told["config_groups"] = {"g": group | {"weights": group["weights"] | weights}}
+    told = with_weights("float-quantized, by channel", weights)
 
     with pytest.raises(CheckpointError, match=rf"config_groups\.g\.weights\.{field}: "):
         read(told)
@@ -146,16 +157,8 @@ def test_a_field_of_a_scheme_that_changes_what_the_bytes_mean_is_named(
             {"strategy": "BLOCK", "block_structure": "64x128"},
             {"strategy": "block", "block_structure": [64, 128]},
         ),
-        (
-            "pack-quantized, 4 bits, groups of 32, symmetric",
-            {"actorder": True},
-            {"actorder": "group"},
-        ),
-        (
-            "pack-quantized, 4 bits, groups of 32, symmetric",
-            {"actorder": "Weight", "strategy": None},
-            {"actorder": None},
-        ),
+        (SYMMETRIC, {"actorder": True}, {"actorder": "group"}),
+        (SYMMETRIC, {"actorder": "Weight", "strategy": None}, {"actorder": None}),
     ],
 )
 def test_a_scheme_in_another_spelling_is_the_same(
@@ -174,38 +177,28 @@ def test_a_scheme_in_another_spelling_is_the_same(
 
 @pytest.mark.parametrize("block", ["64", "64x", "x", "axb", "0x128", "-1x128", "64x128x1", "٣x٣"])
 def test_an_invalid_block_is_named(block: str) -> None:
-    told = dict(form_of("float-quantized, by channel").fields)
-    group = told["config_groups"]["group_0"]
-    weights = group["weights"] | {"strategy": "block", "block_structure": block}
+    weights = {"strategy": "block", "block_structure": block}
 
     with pytest.raises(CheckpointError, match=r"weights\.block_structure: "):
-        read(told | {"config_groups": {"g": group | {"weights": weights}}})
+        read(with_weights("float-quantized, by channel", weights))
 
 
 def test_an_unset_order_of_compressed_tensors_is_ignored(tmp_path: Path) -> None:
-    form = form_of("pack-quantized, 4 bits, groups of 32, symmetric")
-    chance = np.random.default_rng(3)
-    tensors, values = form.write(chance.normal(size=SHAPE), chance)
+    form = form_of(SYMMETRIC)
+    held, expected = written(form)
     unset = torch.full(SHAPE[1:], -1, dtype=torch.int32)
-    held = {f"x.{name}": tensor.contiguous() for name, tensor in tensors.items()}
     save_file(held | {"x.weight_g_idx": unset}, tmp_path / "model.safetensors")
-    told = dict(form.fields)
-    group = told["config_groups"]["group_0"]
-    ordered = group | {"weights": group["weights"] | {"actorder": "group"}}
-    weight_format = read(told | {"config_groups": {"group_0": ordered}})
+    weight_format = read(with_weights(SYMMETRIC, {"actorder": "group"}))
 
     checkpoint = Checkpoint(tmp_path)
     found = read_matrix(checkpoint, weight_format, "x.weight", SHAPE, torch.float32, CPU)
 
-    expected = torch.from_numpy(values).float()
     torch.testing.assert_close(dequantised(found, torch.float32), expected, rtol=1e-6, atol=0)
 
 
 def test_codes_of_zero_that_contradict_symmetric_are_named(tmp_path: Path) -> None:
-    form = form_of("pack-quantized, 4 bits, groups of 32, symmetric")
-    chance = np.random.default_rng(3)
-    tensors, _ = form.write(chance.normal(size=SHAPE), chance)
-    held = {f"x.{name}": tensor.contiguous() for name, tensor in tensors.items()}
+    form = form_of(SYMMETRIC)
+    held, _ = written(form)
     form_told = read(dict(form.fields))
 
     def read_with(code_of_zero: int) -> None:
