@@ -21,13 +21,12 @@ from moesaic.v1 import (
     scheduler_pb2_grpc,
 )
 from tests.suites import Suite
+from tests.system.control import SETTINGS as USUAL
 from tests.system.control import Control, control
 from tests.waiting import HANG_S, until
 
 SETTINGS = {  # a suite that is quick to report and to act, and moves nothing by itself
-    "MOESAIC_ACTIVATION_WINDOW_S": "0.5",
-    "MOESAIC_MIN_EPOCH_INTERVAL_S": "0",
-    "MOESAIC_REPLAN_INTERVAL_S": "3600",
+    **USUAL,
     "MOESAIC_CLOCK_SKEW_S": "3700",
     "MOESAIC_LOAD_SHARE": "0.05",  # loading takes long enough to be met in its middle
 }

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 from tests.system.asking import PAUSE_S, TYPED
+from tests.system.asking import PROMPTS as SOME
 from tests.waiting import HANG_S, until
 
 SITES = ("agent-0", "agent-1", "agent-2")
@@ -17,12 +18,7 @@ KINDS = ("generate", "classify")
 TOKENS = 16
 NEAR = 1e-3  # sums of parts are added up in another order than in one process
 PROMPTS = [
-    "The king said to his",
-    "Up, and to the office, where",
-    "It was in the spring of the year 1881 that",
-    "A",
-    "ROMEO:\n",
-    "The Wikipedia article about the history of",
+    *SOME,
     "def main():\n    print(",
     "What can I do to change my account, and how much does it cost?",
     "1 2 3 4 5 6 7",

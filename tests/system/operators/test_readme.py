@@ -13,9 +13,9 @@ README = (ROOT / "README.md").read_text()
 PRINTED_URL = "http://127.0.0.1:8000"
 
 
-def block(start: str) -> str:
-    """The fenced block that starts with these words."""
-    blocks = re.findall(r"```(?:\w*)\n(.*?)```", README, re.DOTALL)
+def block(start: str, page: str = README) -> str:
+    """The fenced block of a page that starts with these words."""
+    blocks = re.findall(r"```(?:\w*)\n(.*?)```", page, re.DOTALL)
     return next(b for b in blocks if b.startswith(start))
 
 

@@ -20,6 +20,7 @@ from moesaic.messages.placement import Placement
 from tests.suites import Suite, running
 from tests.system.asking import TYPED, ask, question, stream, under_load
 from tests.system.control import (
+    SETTINGS,
     Control,
     another_scheduler,
     control,
@@ -29,13 +30,7 @@ from tests.system.control import (
 )
 from tests.waiting import HANG_S
 
-SETTINGS = {
-    "MOESAIC_ACTIVATION_WINDOW_S": "0.5",
-    "MOESAIC_MIN_EPOCH_INTERVAL_S": "0",
-    "MOESAIC_REPLAN_INTERVAL_S": "3600",
-    "MOESAIC_LOAD_SHARE": "0.1",
-    "MOESAIC_RECOVERY_S": "8",
-}
+RECOVERING = {**SETTINGS, "MOESAIC_RECOVERY_S": "8"}
 OUTAGE_S = 30.0
 ROUNDS = 12  # of deaths at random moments
 LONG = 160  # tokens: more than come before a fault
@@ -80,7 +75,7 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnRedis]:
 def hosted(tmp_path_factory: pytest.TempPathFactory, redis: OwnRedis) -> Iterator[Suite]:
     """Three expert workers with 14 slots for 32 experts, on that Redis."""
     flags = ("--experts", "3", "--slots-per-layer", "14")
-    settings = SETTINGS | {"MOESAIC_REDIS_URL": redis.url}
+    settings = RECOVERING | {"MOESAIC_REDIS_URL": redis.url}
     with running(tmp_path_factory.mktemp("hosted"), *flags, settings=settings) as suite:
         yield suite
 

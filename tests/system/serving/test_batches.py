@@ -1,9 +1,7 @@
 """Batches on a real suite: as documented, and through the death of the gateway."""
 
 import json
-import re
 import signal
-import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +11,8 @@ import httpx
 import pytest
 
 from tests.suites import MOESAIC, ROOT, Suite
-from tests.waiting import HANG_S, eventually
+from tests.system.operators.test_readme import block, run
+from tests.waiting import eventually
 
 PAGE = (ROOT / "docs/use/batch.md").read_text(encoding="utf-8")
 PRINTED_URL = "http://127.0.0.1:8000"
@@ -25,29 +24,16 @@ def suite(local: Suite) -> Suite:
     return local
 
 
-def block(start: str) -> str:
-    blocks = re.findall(r"```(?:\w*)\n(.*?)```", PAGE, re.DOTALL)
-    return next(b for b in blocks if b.startswith(start))
-
-
-def run(command: list[str], suite: Suite) -> str:
-    done = subprocess.run(
-        command, cwd=suite.directory, capture_output=True, text=True, timeout=HANG_S, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def labels(lines: str) -> dict[str, str]:
     results = map(json.loads, lines.splitlines())
     return {r["custom_id"]: r["response"]["body"]["data"][0]["label"] for r in results}
 
 
 def test_the_examples_of_the_page_work(suite: Suite) -> None:
-    run(["bash", "-c", block("cat >")], suite)
-    run(["bash", "-c", block("moesaic run-batch").replace("moesaic", str(MOESAIC))], suite)
+    run(["bash", "-c", block("cat >", PAGE)], suite)
+    run(["bash", "-c", block("moesaic run-batch", PAGE).replace("moesaic", str(MOESAIC))], suite)
     printed = run(
-        [sys.executable, "-c", block("import time").replace(PRINTED_URL, suite.url)], suite
+        [sys.executable, "-c", block("import time", PAGE).replace(PRINTED_URL, suite.url)], suite
     )
 
     by_command = labels((suite.directory / "results.jsonl").read_text(encoding="utf-8"))

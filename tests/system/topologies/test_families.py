@@ -29,15 +29,18 @@ WITHOUT_PYTHON = "moesaic_expert_answers_without_python_total"
 Answers = list[tuple[list[int], list[float]]]  # token ids and their log-probabilities
 
 
-@pytest.fixture
-def model(family: str, tmp_path: Path) -> Path:
-    """A small random model of the family, with a tokenizer."""
-    directory = tmp_path / "model"
+def flags_of(model: Path) -> tuple[str, ...]:
+    """Give a model the demo's tokenizer; returns the flags to serve it."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEMO / name, model)
+    return "--model", str(model), "--served-model-name", "tiny"
+
+
+def flags_of_family(family: str, directory: Path) -> tuple[str, ...]:
+    """The flags to serve a small random model of the family, which is made in ``directory``."""
     options = {"vocab_size": VOCAB_SIZE, "initializer_range": 0.1}
     build_reference(ParityCase(family, "served", options), directory)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(DEMO / name, directory)
-    return directory
+    return flags_of(directory)
 
 
 def made(directory: Path) -> Path:
@@ -68,6 +71,14 @@ def answers(suite: Suite) -> Answers:
     return [(each["token_ids"], each["logprobs"]["token_logprobs"]) for each in found]
 
 
+def assert_same(found: Answers, reference: Answers) -> None:
+    """Compare tokens, and log-probabilities up to the order of sums."""
+    assert all(len(ids) == TOKENS for ids, _ in reference)
+    for (ids, logprobs), (right_ids, right_logprobs) in zip(found, reference, strict=True):
+        assert ids == right_ids
+        assert logprobs == pytest.approx(right_logprobs, abs=1e-4)
+
+
 def answered_without_python(suite: Suite) -> float:
     """Layer requests that expert workers answered so."""
     experts = (p["name"] for p in suite.state()["processes"] if p["role"] == "expert")
@@ -78,20 +89,17 @@ def answered_without_python(suite: Suite) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("experts", [2, 3])
 def test_tokens_of_a_family_do_not_depend_on_where_experts_are(
-    family: str, model: Path, experts: int, tmp_path: Path
+    family: str, experts: int, tmp_path: Path
 ) -> None:
-    flags = ("--model", str(model), "--served-model-name", "tiny")
+    flags = flags_of_family(family, tmp_path / "model")
     with running(made(tmp_path / "local"), *flags, "--topology", "local") as suite:
         reference = answers(suite)
-    assert all(len(ids) == TOKENS for ids, _ in reference)
 
     with running(made(tmp_path / "apart"), *flags, "--experts", str(experts)) as suite:
         found = answers(suite)
         eventually(lambda: answered_without_python(suite) > 0)  # counted now and then
 
-    for (ids, logprobs), (right_ids, right_logprobs) in zip(found, reference, strict=True):
-        assert ids == right_ids
-        assert logprobs == pytest.approx(right_logprobs, abs=1e-4)
+    assert_same(found, reference)
 
 
 @pytest.mark.slow
@@ -103,16 +111,12 @@ def test_tokens_of_a_family_do_not_depend_on_where_experts_are(
     ],
 )
 def test_tokens_of_a_family_are_the_same_in_the_other_topologies(
-    family: str, model: Path, tmp_path: Path
+    family: str, tmp_path: Path
 ) -> None:
-    flags = ("--model", str(model), "--served-model-name", "tiny")
+    flags = flags_of_family(family, tmp_path / "model")
     with running(made(tmp_path / "alone"), *flags, "--topology", "local") as suite:
         reference = answers(suite)
 
     for number, topology in enumerate(TOPOLOGIES):
         with running(made(tmp_path / str(number)), *flags, *topology) as suite:
-            found = answers(suite)
-
-        for (ids, logprobs), (right_ids, right_logprobs) in zip(found, reference, strict=True):
-            assert ids == right_ids, topology
-            assert logprobs == pytest.approx(right_logprobs, abs=1e-4), topology
+            assert_same(answers(suite), reference)

@@ -1,14 +1,13 @@
 """Models as they are published quantised give the same tokens with experts in one process and in others."""
 
-import shutil
 from pathlib import Path
 
 import pytest
 
 from benchmarks.parity.cases import ParityCase, build_reference
 from benchmarks.parity.published import FORMS, publish
-from tests.suites import DEMO, running
-from tests.system.topologies.test_families import TOKENS, VOCAB_SIZE, answers, made
+from tests.suites import running
+from tests.system.topologies.test_families import VOCAB_SIZE, answers, assert_same, flags_of, made
 
 SIZES = {"hidden_size": 64, "vocab_size": VOCAB_SIZE, "initializer_range": 0.1}
 MODELS = {
@@ -19,10 +18,7 @@ MODELS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "form",
-    ["mxfp4", "awq, groups of 32", "fp8, blocks of 128"],
-)
+@pytest.mark.parametrize("form", MODELS)
 def test_tokens_of_a_published_model_do_not_depend_on_where_experts_are(
     form: str, tmp_path: Path
 ) -> None:
@@ -30,16 +26,11 @@ def test_tokens_of_a_published_model_do_not_depend_on_where_experts_are(
     [chosen] = [each for each in FORMS if each.name.startswith(form)]
     model = tmp_path / "model"
     publish(tmp_path / "float", model, tmp_path / "values", chosen)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(DEMO / name, model)
-    flags = ("--model", str(model), "--served-model-name", "tiny")
+    flags = flags_of(model)
     with running(made(tmp_path / "local"), *flags, "--topology", "local") as suite:
         reference = answers(suite)
-    assert all(len(ids) == TOKENS for ids, _ in reference)
 
     with running(made(tmp_path / "apart"), *flags, "--experts", "2") as suite:
         found = answers(suite)
 
-    for (ids, logprobs), (right_ids, right_logprobs) in zip(found, reference, strict=True):
-        assert ids == right_ids
-        assert logprobs == pytest.approx(right_logprobs, abs=1e-4)
+    assert_same(found, reference)

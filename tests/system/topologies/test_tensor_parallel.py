@@ -1,7 +1,6 @@
 """An attention worker of several ranks serves as one of one rank, and is lost with any of them."""
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -10,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.parity.cases import ParityCase, build_reference
 from tests.suites import DEMO, MOESAIC, Suite, running
 from tests.system.streams import around_fault, check
-from tests.system.topologies.test_families import VOCAB_SIZE, answers, made
+from tests.system.topologies.test_families import answers, assert_same, flags_of_family, made
 from tests.waiting import eventually
 
 
@@ -39,21 +37,14 @@ def followers(suite: Suite, name: str) -> list[int]:
     ],
 )
 def test_two_ranks_give_the_tokens_of_one(family: str, topology: str, tmp_path: Path) -> None:
-    directory = tmp_path / "model"
-    options = {"vocab_size": VOCAB_SIZE, "initializer_range": 0.1}
-    build_reference(ParityCase(family, "served", options), directory)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(DEMO / name, directory)
-    flags = ("--model", str(directory), "--served-model-name", "tiny", "--topology", topology)
+    flags = (*flags_of_family(family, tmp_path / "model"), "--topology", topology)
     with running(made(tmp_path / "one"), *flags) as suite:
         reference = answers(suite)
 
     with running(made(tmp_path / "two"), *flags, "--tensor-parallel", "2") as suite:
         found = answers(suite)
 
-    for (ids, logprobs), (right_ids, right_logprobs) in zip(found, reference, strict=True):
-        assert ids == right_ids
-        assert logprobs == pytest.approx(right_logprobs, abs=1e-4)
+    assert_same(found, reference)
 
 
 @pytest.mark.slow
