@@ -143,7 +143,7 @@ def run(
             now_s = max(now_s, coming[0].at_s)
         while coming and coming[0].at_s <= now_s:
             request = coming.popleft()
-            ladder.note_arrival(request.at_s, request.prompt)
+            ladder.arrivals.add(request.at_s, request.prompt)
             try:
                 ladder.admit(exact=request.exact)
             except Overloaded:
@@ -205,7 +205,7 @@ def _step(
     for request in begun:
         request.ttft_s = now_s - request.at_s
         ladder.note_latency("prefill", now_s, request.ttft_s, exact=request.exact)
-        ladder.note_beginning(request.prompt, 0)
+        ladder.arrivals.began(request.prompt, 0)
     for request in answers:
         gap_s = now_s - request.last_s
         request.tpot_s.append(gap_s)
@@ -214,5 +214,5 @@ def _step(
         request.made, request.last_s = request.made + 1, now_s
         if request.made >= request.answer:
             answering.remove(request)
-            ladder.note_end(request.made)
+            ladder.arrivals.ended(request.made)
     return now_s

@@ -206,9 +206,9 @@ def test_whatever_happens_thresholds_stay_in_bounds(
             phase = "prefill" if count else "decode"
             ladder.note_latency(phase, now_s, number, exact=bool(more))
         elif kind == "arrival":
-            ladder.note_arrival(now_s, count)
+            ladder.arrivals.add(now_s, count)
         elif kind == "end":
-            ladder.note_end(count)
+            ladder.arrivals.ended(count)
         else:
             places = QueueState(now_s).places
             state = QueueState(now_s, more, count, number, more, free_places=more % (places + 1))

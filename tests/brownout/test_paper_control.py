@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from moesaic.brownout.control.contract import EXACT, Latency, Phase, Thresholds
 from moesaic.brownout.control.latencies import LatencyWindow, percentile_90
-from moesaic.brownout.control.paper import PaperControl, next_threshold
+from moesaic.brownout.control.paper import next_threshold, paper_thresholds
 from moesaic.messages.brownout import BrownoutPolicy
 
 POLICY = BrownoutPolicy(mode="paper")
@@ -49,27 +49,26 @@ def test_90_of_100_latencies_do_not_exceed_the_percentile(values: list[float]) -
 
 
 def test_an_empty_window_holds() -> None:
-    control = PaperControl(POLICY)
     old = windows(3.0, at_s=-6.0)
 
-    assert control.decide(0.0, Thresholds(0.3, 0.7), windows()) == (0.3, 0.7)
-    assert control.decide(0.0, Thresholds(0.3, 0.7), old) == (0.3, 0.7)
+    assert paper_thresholds(POLICY, 0.0, Thresholds(0.3, 0.7), windows()) == (0.3, 0.7)
+    assert paper_thresholds(POLICY, 0.0, Thresholds(0.3, 0.7), old) == (0.3, 0.7)
 
 
 def test_one_overload_is_answered_until_the_window_has_passed() -> None:
-    control, found, at = PaperControl(POLICY), windows(3.0), EXACT
+    found, at = windows(3.0), EXACT
     for _ in range(3):
-        at = control.decide(0.0, at, found)
+        at = paper_thresholds(POLICY, 0.0, at, found)
     assert at == (pytest.approx(0.8**3), 1.0)
 
-    assert control.decide(POLICY.window_s + 1, at, found) == at
+    assert paper_thresholds(POLICY, POLICY.window_s + 1, at, found) == at
 
 
 def test_each_phase_goes_by_its_own_latencies() -> None:
     found = windows(0.1)
     found["decode"].add(Latency(0.0, 2.0, 2.0))
 
-    assert PaperControl(POLICY).decide(0.0, Thresholds(0.5, 0.5), found) == (0.6, 0.4)
+    assert paper_thresholds(POLICY, 0.0, Thresholds(0.5, 0.5), found) == (0.6, 0.4)
 
 
 @given(
@@ -87,9 +86,9 @@ def test_thresholds_stay_within_their_bounds(
         increment=increment,
         shrink=shrink,
     ).checked()
-    control, at = PaperControl(policy), EXACT
+    at = EXACT
     for i, share in enumerate(shares):
         found = windows(*([] if share is None else [share]), at_s=float(i))
-        at = control.decide(float(i), at, found)
+        at = paper_thresholds(policy, float(i), at, found)
         assert least <= at.prefill <= 1
         assert at.decode == 1

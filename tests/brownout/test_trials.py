@@ -6,7 +6,7 @@ from random import Random
 
 from moesaic.brownout.control.contract import EXACT, QueueState, StepTaken, Thresholds
 from moesaic.brownout.control.latencies import LatencyWindow
-from moesaic.brownout.control.predictive import LEAST_GAIN, TRIAL_S, PredictiveControl
+from moesaic.brownout.control.predictive import LEAST_GAIN, TRIAL_S, Arrivals, PredictiveControl
 from moesaic.brownout.control.speed import LEARNS_AFTER, StepSpeed
 from moesaic.messages.brownout import BrownoutPolicy
 
@@ -50,7 +50,7 @@ def test_steps_count_less_the_more_they_vary() -> None:
 
 
 def test_what_brought_nothing_is_tried_again_while_a_target_is_missed() -> None:
-    control, now_s, at = PredictiveControl(POLICY), 0.0, EXACT
+    control, now_s, at = PredictiveControl(POLICY, Arrivals()), 0.0, EXACT
     windows = {phase: LatencyWindow(3.0) for phase in ("prefill", "decode")}
     lowered: list[tuple[float, float]] = []
     random = Random(1)

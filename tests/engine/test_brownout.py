@@ -10,6 +10,7 @@ import pytest
 
 from moesaic.brownout.control.contract import QueueState
 from moesaic.brownout.control.ladder import Ladder
+from moesaic.brownout.control.predictive import Arrivals
 from moesaic.engine.sequences.requests import FailureEvent, FinishEvent, GenerationTask
 from moesaic.errors import InvalidInput, Overloaded
 from moesaic.messages.brownout import BrownoutPolicy
@@ -186,7 +187,7 @@ async def test_the_control_hears_of_places_and_of_the_length_of_answers(
     tiny_model: Any, states: list[QueueState], monkeypatch: pytest.MonkeyPatch, lacking: str
 ) -> None:
     lengths: list[int] = []
-    monkeypatch.setattr(Ladder, "note_end", lambda _, tokens: lengths.append(tokens))
+    monkeypatch.setattr(Arrivals, "ended", lambda _, tokens: lengths.append(tokens))
     most = 2 if lacking == "places" else 8
     limits = replace(LIMITS, max_num_seqs=most)
     async with rig(tiny_model, num_blocks=64 if lacking == "places" else 4, limits=limits) as r:

@@ -133,7 +133,7 @@ class BrownoutControl(Observer):
         """
         now_s = self.clock()
         if not sweeps:
-            self._ladder.note_arrival(now_s, len(request.token_ids))
+            self._ladder.arrivals.add(now_s, len(request.token_ids))
         try:
             self._ladder.admit(exact=request.exact)
         except Overloaded:
@@ -170,7 +170,7 @@ class BrownoutControl(Observer):
             timing.began = True
             if timing.last_token_s is None:
                 cached = chunk.sequence.num_cached or 0
-                self._ladder.note_beginning(len(chunk.sequence.request.token_ids), cached)
+                self._ladder.arrivals.began(len(chunk.sequence.request.token_ids), cached)
 
     def ended(self, planned: PlannedStep | Slice, computed: Computed, took_s: float) -> None:
         """Measure a step, and count its choices."""
@@ -198,7 +198,7 @@ class BrownoutControl(Observer):
             elif isinstance(event, FinishEvent | FailureEvent):
                 ended = self._timings.pop(event.key, None)
                 if ended is not None and isinstance(event, FinishEvent):
-                    self._ladder.note_end(event.completion_tokens)
+                    self._ladder.arrivals.ended(event.completion_tokens)
 
     def _count(self, computed: Computed) -> None:
         """Count a step's choices, and those of them that were degraded."""

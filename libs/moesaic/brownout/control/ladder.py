@@ -29,8 +29,8 @@ from moesaic.brownout.control.contract import (
     Thresholds,
 )
 from moesaic.brownout.control.latencies import LatencyWindow
-from moesaic.brownout.control.paper import PaperControl
-from moesaic.brownout.control.predictive import Prediction, PredictiveControl
+from moesaic.brownout.control.paper import paper_thresholds
+from moesaic.brownout.control.predictive import Arrivals, Prediction, PredictiveControl
 from moesaic.errors import Overloaded
 from moesaic.messages.brownout import BrownoutDecision, BrownoutInputs, BrownoutMode, BrownoutPolicy
 
@@ -79,6 +79,7 @@ class Ladder:
         policy: in force.
         rung: of the last decision.
         windows: latencies of each phase.
+        arrivals: of requests; told by the engine.
     """
 
     def __init__(self, policy: BrownoutPolicy) -> None:
@@ -88,15 +89,15 @@ class Ladder:
         self.rung = LadderState()
         self._troubled_since_s: float | None = None
         self.policy = policy
-        self._paper, self._predictive = PaperControl(policy), PredictiveControl(policy)
+        self.arrivals = Arrivals()
+        self._predictive = PredictiveControl(policy, self.arrivals)
 
     def set_policy(self, policy: BrownoutPolicy) -> None:
         """Decide by ``policy`` from now on; what was learned of latencies and speed is kept."""
         self.policy = policy
         for window in self.windows.values():
             window.window_s = policy.window_s
-        self._paper = PaperControl(policy)
-        self._predictive = PredictiveControl(policy, self._predictive)
+        self._predictive = PredictiveControl(policy, self.arrivals, self._predictive.speed)
 
     def note_latency(self, phase: Phase, now_s: float, seconds: float, *, exact: bool) -> None:
         """Take note of a first token (prefill) or of a later one (decode).
@@ -109,18 +110,6 @@ class Ladder:
         """
         target_s = self._target_s(phase, exact=exact)
         self.windows[phase].add(Latency(now_s, seconds, seconds / target_s))
-
-    def note_arrival(self, now_s: float, tokens: int) -> None:
-        """Take note of a request, refused or not, with so many tokens in its prompt."""
-        self._predictive.arrived(now_s, tokens)
-
-    def note_beginning(self, tokens: int, cached: int) -> None:
-        """Take note of a prompt that begins, and of those of its tokens whose KV was there."""
-        self._predictive.began(tokens, cached)
-
-    def note_end(self, tokens: int) -> None:
-        """Take note of an answer of so many tokens that has ended."""
-        self._predictive.ended(tokens)
 
     def note_step(self, step: StepTaken, step_rows: int) -> None:
         """Take note of a step that might have had ``step_rows`` of prompts."""
@@ -176,8 +165,7 @@ class Ladder:
         least = Thresholds(policy.min_prefill_threshold, policy.min_decode_threshold)
         current = Thresholds(*map(max, before.thresholds, least))
         if policy.mode == "paper":
-            now_s = state.now_s
-            return Prediction(self._paper.decide(now_s, current, self.windows))
+            return Prediction(paper_thresholds(policy, state.now_s, current, self.windows))
         return self._predictive.decide(state, current, self.windows)
 
     def _sheds(self, prediction: Prediction) -> bool:
@@ -217,7 +205,7 @@ class Ladder:
             waiting_tokens=state.waiting_tokens,
             oldest_wait_s=state.oldest_wait_s,
             answers=state.answers,
-            arriving_tokens_per_s=self._predictive.arriving_per_s(state.now_s),
+            arriving_tokens_per_s=self.arrivals.tokens.per_s(state.now_s),
             prefill_gain=gains.prefill,
             decode_gain=gains.decode,
         )

@@ -36,28 +36,23 @@ def next_threshold(threshold: float, p90_share: float | None, policy: BrownoutPo
     return threshold * policy.shrink if p90_share > 1 else threshold
 
 
-class PaperControl:
-    """Algorithm 2 for both phases."""
+def paper_thresholds(
+    policy: BrownoutPolicy,
+    now_s: float,
+    current: Thresholds,
+    windows: dict[Phase, LatencyWindow],
+) -> Thresholds:
+    """Decide one iteration of algorithm 2 for both phases.
 
-    def __init__(self, policy: BrownoutPolicy) -> None:
-        self._policy = policy
-
-    def decide(
-        self,
-        now_s: float,
-        current: Thresholds,
-        windows: dict[Phase, LatencyWindow],
-    ) -> Thresholds:
-        """Decide one iteration.
-
-        Args:
-            now_s: the time.
-            current: thresholds in force.
-            windows: latencies of each phase.
-        """
-        found: list[float] = []
-        for phase, threshold in zip(PHASES, current, strict=True):
-            share = windows[phase].p90_share(now_s)
-            least = getattr(self._policy, f"min_{phase}_threshold")
-            found.append(max(least, next_threshold(threshold, share, self._policy)))
-        return Thresholds(*found)
+    Args:
+        policy: in force.
+        now_s: the time.
+        current: thresholds in force.
+        windows: latencies of each phase.
+    """
+    found: list[float] = []
+    for phase, threshold in zip(PHASES, current, strict=True):
+        share = windows[phase].p90_share(now_s)
+        least = getattr(policy, f"min_{phase}_threshold")
+        found.append(max(least, next_threshold(threshold, share, policy)))
+    return Thresholds(*found)

@@ -164,10 +164,12 @@ class Prediction:
 class PredictiveControl:
     """Keeps both thresholds as high as the targets allow."""
 
-    def __init__(self, policy: BrownoutPolicy, learned: "PredictiveControl | None" = None) -> None:
-        """Begin to decide by ``policy``, with the speed and the arrivals that another one has learned."""
-        self.speed: StepSpeed = learned.speed if learned else StepSpeed()
-        self._arrivals: Arrivals = learned._arrivals if learned else Arrivals()
+    def __init__(
+        self, policy: BrownoutPolicy, arrivals: Arrivals, speed: StepSpeed | None = None
+    ) -> None:
+        """Begin to decide by ``policy``, with the speed that another one has learned."""
+        self.speed = speed or StepSpeed()
+        self._arrivals = arrivals
         self._targets = policy.slo_ttft_s, policy.slo_tpot_s
         self._levels = _levels(policy.min_prefill_threshold), _levels(policy.min_decode_threshold)
         self._steps: deque[tuple[int, float]] = deque(maxlen=LATE_STEPS)
@@ -183,22 +185,6 @@ class PredictiveControl:
         self._changed_s = self._risen_s = -math.inf
         # Since then each latency has been predicted to be below its target.
         self._fine_since_s = [-math.inf, -math.inf]
-
-    def arrived(self, now_s: float, tokens: int) -> None:
-        """Take note of a request, shed or not, with so many tokens in its prompt."""
-        self._arrivals.add(now_s, tokens)
-
-    def began(self, tokens: int, cached: int) -> None:
-        """Take note of a prompt's tokens, and of those whose KV was there already."""
-        self._arrivals.began(tokens, cached)
-
-    def ended(self, tokens: int) -> None:
-        """Take note of an answer of so many tokens that has ended."""
-        self._arrivals.ended(tokens)
-
-    def arriving_per_s(self, now_s: float) -> float:
-        """Return the tokens of prompts that arrive each second, of late."""
-        return self._arrivals.tokens.per_s(now_s)
 
     def stepped(self, step: StepTaken, step_rows: int) -> None:
         """Take note of a step that might have had ``step_rows`` of prompts."""
