@@ -16,7 +16,7 @@ from moesaic.errors import DeadlineExceeded, MoesaicError, NotReady
 from moesaic.messages.placement import Placement
 from moesaic.messages.registry import WorkerRecord
 from moesaic.placement.policies.uniform import uniform
-from moesaic.placement.traffic.origin_traffic import OriginTraffic
+from moesaic.placement.traffic.origins import OriginTraffic
 from moesaic.placement.traffic.statistics import LayerTraffic, Statistics
 from moesaic.services.scheduler.planning import solver as solving_process
 from moesaic.services.scheduler.planning.messages import (

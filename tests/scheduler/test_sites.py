@@ -18,7 +18,7 @@ from moesaic.messages.activation import ActivationWindow, LayerActivations
 from moesaic.messages.placement import Placement
 from moesaic.messages.registry import WorkerRecord
 from moesaic.messages.site_profile import PeerLink, SiteProfile
-from moesaic.placement.traffic.origin_traffic import OriginTraffic
+from moesaic.placement.traffic.origins import OriginTraffic
 from moesaic.placement.traffic.statistics import Statistics
 from moesaic.services.scheduler.epochs import staged
 from moesaic.services.scheduler.epochs.confirmation import Confirmation

@@ -15,7 +15,7 @@ from moesaic.cluster.redis.bus import Bus
 from moesaic.errors import InvalidInput
 from moesaic.messages.activation import ActivationReport
 from moesaic.messages.placement import Placement
-from moesaic.placement.traffic.origin_traffic import OriginTraffic
+from moesaic.placement.traffic.origins import OriginTraffic
 from moesaic.placement.traffic.statistics import Statistics
 from moesaic.services.scheduler.following import follow_while_leading
 
@@ -123,7 +123,7 @@ class TrafficFeed:
         window, placement = report.window, self._view.current
         if placement is None or window.model_digest != placement.model_digest:
             raise InvalidInput("model_digest", "is not of the model that is placed")
-        known = {(worker.worker_id, worker.generation) for worker in placement.workers}
+        known = {worker.incarnation for worker in placement.workers}
         if (window.worker_id, window.generation) not in known:
             raise InvalidInput("worker_id", "is not placed in this generation")
         if unknown := {seen.layer for seen in window.layers} - set(placement.layers):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from moesaic.placement.traffic.drift import DriftTest
-from moesaic.placement.traffic.origin_traffic import OriginTraffic
+from moesaic.placement.traffic.origins import OriginTraffic
 from tests.placement.traffic.origin_windows import LAYERS, NUM_EXPERTS, Tasks, window
 
 Mix = tuple[float, float, float, float]

@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from moesaic.errors import InvalidInput
-from moesaic.placement.traffic.origins import DemandByOrigin
+from moesaic.placement.traffic.origins import OriginTraffic
 from tests.placement.traffic.origin_windows import window
 
 TOKENS = np.array([[10, 20, 0, 0], [0, 0, 30, 0]])
 
 
-def demand_of(half_life_s: float = 60.0) -> DemandByOrigin:
-    return DemandByOrigin(4, [1, 3], half_life_s)
+def demand_of(half_life_s: float = 60.0) -> OriginTraffic:
+    return OriginTraffic(4, [1, 3], half_life_s)
 
 
 def of(origin: str, tokens: np.ndarray = TOKENS, window_s: float = 10.0):  # type: ignore[no-untyped-def, type-arg]

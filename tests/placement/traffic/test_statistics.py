@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from moesaic.errors import InvalidInput
 from moesaic.messages.activation import MAX_SAMPLED_BATCHES, MAX_SENT_PAIRS, ActivationWindow
 from moesaic.placement.traffic.recorder import MAX_PAIRED_EXPERTS, ActivationRecorder
-from moesaic.placement.traffic.statistics import LayerTraffic, Statistics, drift
+from moesaic.placement.traffic.statistics import LayerTraffic
 from tests.placement.drawn import statistics_of
 
 
@@ -173,20 +173,8 @@ def test_old_traffic_fades_and_shares_stay() -> None:
     half = before.decayed(0.5)
 
     assert half.layers[0].tokens.tolist() == [0.5, 1.0, 0.0, 0.5]
-    assert drift(before, half) == 0
     with pytest.raises(InvalidInput):
         before.decayed(float("nan"))
-
-
-def test_drift_is_one_where_no_expert_is_shared() -> None:
-    one, other = ActivationRecorder(4), ActivationRecorder(4)
-    one.record(0, np.array([[0, 1]]))
-    other.record(0, np.array([[2, 3]]))
-
-    def seen(recorder: ActivationRecorder) -> Statistics:
-        return statistics_of([window_of(recorder)], 4)
-
-    assert drift(seen(one), seen(other)) == 1
 
 
 def test_a_window_without_samples_counts_as_any_other() -> None:

@@ -65,7 +65,7 @@ class MigrationCase:
 
     Attributes:
         origins: worker ids, N.
-        demand: float64 ``[N, L, E]``, rows per second; see ``DemandByOrigin.demand``.
+        demand: float64 ``[N, L, E]``, rows per second; see ``OriginTraffic.demand``.
         remote_s: ``[N]``, mean seconds of a row whose expert is elsewhere, measured.
         local_s: ``[N]``, mean seconds of a row whose expert is at its origin, measured.
         bytes_per_s: ``[N]``, what each worker can receive, measured.

@@ -1,5 +1,6 @@
-"""Demand by origin: rows per second that the requests of each edge server route to every expert."""
+"""Traffic by origin: what the requests of each edge server route to every expert, without what was before a shift."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
@@ -9,7 +10,13 @@ from numpy.typing import NDArray
 
 from moesaic.errors import InvalidInput
 from moesaic.messages.activation import ActivationWindow
+from moesaic.placement.traffic.drift import DriftTest
 from moesaic.placement.traffic.statistics import Floats, require_plausible
+
+# Units of new data that a plan after a shift needs at least. A shift that was seen in more of them, because there is
+# much noise, needs as many.
+SETTLE_UNITS = 6
+LONGEST_SETTLE_S = 300.0  # plans wait no longer for an origin, for it may have fallen silent
 
 
 def tokens_of(window: ActivationWindow, num_experts: int, layers: Sequence[int]) -> Floats:
@@ -48,12 +55,27 @@ class _Origin:
     window_s: float  # length of the latest, after which the next is due
 
 
-class DemandByOrigin:
-    """Counts rows by origin and layer, older ones less.
+@dataclass(frozen=True)
+class _Settling:
+    since_s: float
+    units: int  # of new data to wait for
+
+
+class OriginTraffic:
+    """Demand by origin, older rows counting less; it starts anew when the routing of an origin has shifted.
 
     An origin is named by its ``worker_id``, so what it asks for outlives a restart. Origins send nothing
     while they have no traffic: such silence counts as time without rows, and demand fades in it. Memory is
     bounded by the origins that the caller admits and does not ``forget``.
+
+    The window that shows a shift may have rows from before it. So it is dropped with all that came earlier:
+    the demand of an origin that is settling rests on later windows only, and is 0 until the first. Plans that
+    can wait should do so while any origin settles. Then there is one plan after a shift, on new data only
+    (DanceMoE §IV-B, Fig. 7, needed two).
+
+    Attributes:
+        shifts: shifts seen, by origin.
+        last_shift_s: when the latest was seen; None if none was.
     """
 
     def __init__(self, num_experts: int, layers: Sequence[int], half_life_s: float) -> None:
@@ -72,23 +94,47 @@ class DemandByOrigin:
         self._num_experts, self._layers = num_experts, tuple(layers)
         self._half_life_s = half_life_s
         self._origins: dict[str, _Origin] = {}
+        self._tests: dict[str, DriftTest] = {}
+        self._settling: dict[str, _Settling] = {}
+        self.shifts: Counter[str] = Counter()
+        self.last_shift_s: float | None = None
 
     @property
     def origins(self) -> frozenset[str]:
         """Origins with data."""
         return frozenset(self._origins)
 
-    def add(self, window: ActivationWindow, now_s: float) -> None:
-        """Count the window of the origin ``window.worker_id``.
+    def add(self, window: ActivationWindow, now_s: float) -> bool:
+        """Take in the window of the origin ``window.worker_id``.
 
         Args:
             window: what its requests routed since its last one.
             now_s: when it came, in seconds of a clock that never goes back.
 
+        Returns:
+            Whether it shows a shift.
+
         Raises:
             InvalidInput: the window cannot be true, or has other layers; then nothing changes.
         """
+        origin = window.worker_id
         tokens = tokens_of(window, self._num_experts, self._layers)
+        self._count(window, tokens, now_s)
+        test = self._tests.setdefault(origin, DriftTest())
+        span = test.add(tokens, max((seen.rows for seen in window.layers), default=0))
+        settling = self._settling.get(origin)
+        if settling and test.num_units >= settling.units:
+            del self._settling[origin]
+        if not span:
+            return False
+        del self._origins[origin]
+        del self._tests[origin]
+        self._settling[origin] = _Settling(now_s, max(span, SETTLE_UNITS))
+        self.shifts[origin] += 1
+        self.last_shift_s = now_s
+        return True
+
+    def _count(self, window: ActivationWindow, tokens: Floats, now_s: float) -> None:
         rows = max((float(seen.rows) for seen in window.layers), default=0.0)
         window_s = window.window_s
         seen = self._origins.get(window.worker_id)
@@ -140,9 +186,18 @@ class DemandByOrigin:
         """Tell which of some origins have data: bool ``[N]``."""
         return np.array([origin in self._origins for origin in origins], bool)
 
+    def settling(self, now_s: float) -> set[str]:
+        """Origins that shifted, and of which there is too little new data for a plan."""
+        return {
+            origin
+            for origin, settling in self._settling.items()
+            if now_s - settling.since_s < LONGEST_SETTLE_S
+        }
+
     def forget(self, origin: str) -> None:
         """Drop all that is known of an origin; without effect if that is nothing."""
-        self._origins.pop(origin, None)
+        for known in (self._origins, self._tests, self._settling, self.shifts):
+            known.pop(origin, None)
 
     def _keep(self, age_s: float) -> float:
         return float(0.5 ** (max(0.0, age_s) / self._half_life_s))

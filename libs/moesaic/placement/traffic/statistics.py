@@ -212,22 +212,3 @@ def _traffic_of(seen: LayerActivations) -> LayerTraffic:
         float(seen.batches),
         _sampled_of(seen, num_experts),
     )
-
-
-def drift(before: Statistics, after: Statistics) -> float:
-    """Distance of the choices in two spans of time: 0 the same, 1 disjoint.
-
-    The total variation distance of the experts' parts of all rows, in the mean over the layers that both saw;
-    0 if there are none.
-    """
-    distances = [
-        0.5
-        * float(np.abs(_fractions(before.layers[layer]) - _fractions(after.layers[layer])).sum())
-        for layer in before.layers.keys() & after.layers.keys()
-        if before.layers[layer].rows > 0 and after.layers[layer].rows > 0
-    ]
-    return sum(distances) / len(distances) if distances else 0.0
-
-
-def _fractions(traffic: LayerTraffic) -> Floats:
-    return traffic.tokens / max(float(traffic.tokens.sum()), 1e-300)
