@@ -173,8 +173,8 @@ def patient_with_redis(monkeypatch: pytest.MonkeyPatch) -> None:
 
     For tests that assert that nothing was taken for an outage.
     """
-    for name in ("clients.COMMAND_TIMEOUT_S", "connection.COMMAND_TIMEOUT_S", "connection.BLOCK_S"):
-        monkeypatch.setattr(f"moesaic.cluster.redis.{name}", HANG_S)
+    for name in ("COMMAND_TIMEOUT_S", "BLOCK_S"):
+        monkeypatch.setattr(f"moesaic.cluster.redis.connection.{name}", HANG_S)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ from contextlib import suppress
 
 import structlog
 
+from moesaic.cluster.placement_view import watch_placement
 from moesaic.cluster.redis.bus import Bus
-from moesaic.cluster.registry import watch_fleet, watch_placement
+from moesaic.cluster.registry import watch_fleet
 from moesaic.messages.placement import Placement
 from moesaic.messages.registry import WorkerRecord
 from moesaic.placement.decide.proposal import propose

@@ -16,7 +16,8 @@ from starlette.types import ASGIApp
 from moesaic.addresses import host_port, is_address
 from moesaic.cluster.background import again_and_again
 from moesaic.cluster.lifecycle import run_service, stop_event
-from moesaic.cluster.registry import Fleet, Lease, PlacementView, watch_fleet, watch_placement
+from moesaic.cluster.placement_view import PlacementView, watch_placement
+from moesaic.cluster.registry import Fleet, Lease, watch_fleet
 from moesaic.cluster.rpc.server import AdminServer
 from moesaic.cluster.service import Process, introduce, joined, listening
 from moesaic.errors import InUse, InvalidInput

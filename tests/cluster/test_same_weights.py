@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from moesaic.cluster import same_weights as module
 from moesaic.cluster.redis.bus import Bus
-from moesaic.cluster.redis.clients import redis_client
+from moesaic.cluster.redis.connection import redis_client
 from moesaic.cluster.same_weights import same_weights
 from moesaic.cluster.security.credentials import Credentials
 from moesaic.cluster.waiting import Changes

@@ -9,15 +9,10 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
 
+from moesaic.cluster.placement_view import PlacementView, watch_placement
 from moesaic.cluster.placements import decode_placement
 from moesaic.cluster.redis.bus import Bus
-from moesaic.cluster.registry import (
-    Lease,
-    PlacementView,
-    next_generation,
-    registered,
-    watch_placement,
-)
+from moesaic.cluster.registry import Lease, next_generation, registered
 from moesaic.cluster.rpc.channels import channel
 from moesaic.cluster.rpc.server import admin_server
 from moesaic.cluster.rpc.statuses import errors_as_status

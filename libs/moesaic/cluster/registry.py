@@ -11,23 +11,12 @@ import structlog
 from prometheus_client import Counter
 
 from moesaic.cluster.background import background, tended
-from moesaic.cluster.placement_view import PlacementView, watch_placement
 from moesaic.cluster.redis.bus import Bus
 from moesaic.cluster.security.credentials import own_credentials
 from moesaic.cluster.waiting import Changes
 from moesaic.errors import InvalidInput, PeerLost
 from moesaic.messages.bounds import MOST
 from moesaic.messages.registry import Generation, RegistryHint, WorkerRecord
-
-__all__ = [
-    "Fleet",
-    "Lease",
-    "PlacementView",
-    "next_generation",
-    "registered",
-    "watch_fleet",
-    "watch_placement",
-]
 
 log = structlog.get_logger()
 

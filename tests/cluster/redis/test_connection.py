@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from moesaic.cluster.redis.bus import Bus
-from moesaic.cluster.redis.clients import check_redis, outages
+from moesaic.cluster.redis.connection import check_redis, outages
 from moesaic.errors import InvalidInput, NotReady, PeerLost
 from moesaic.messages.placement import PlacementHint
 

@@ -1,5 +1,5 @@
 from moesaic.cluster import leadership, registry
-from moesaic.cluster.redis import clients as redis_clients
+from moesaic.cluster.redis import connection as redis_clients
 from moesaic.cluster.rpc import channels
 
 

@@ -71,11 +71,11 @@ def check_redis(url: str) -> None:
     Raises:
         CommandError: naming ``REDIS_URL``, its password hidden, and the failure.
     """
-    from moesaic.cluster.redis import clients as redis_clients
+    from moesaic.cluster.redis import connection
     from moesaic.errors import InvalidInput, NotReady
 
     try:
-        asyncio.run(redis_clients.check_redis(url))
+        asyncio.run(connection.check_redis(url))
     except InvalidInput as error:
         raise CommandError(f"REDIS_URL: {error.fix}", Exit.USAGE) from error
     except NotReady as error:

@@ -9,8 +9,7 @@ the cluster's secret (``moesaic.cluster.redis.seals``). Whatever cannot be read 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from moesaic.cluster.redis.clients import CONTROL_PLANE_UP
-from moesaic.cluster.redis.connection import RedisConnection, await_redis
+from moesaic.cluster.redis.connection import CONTROL_PLANE_UP, RedisConnection, await_redis
 from moesaic.cluster.redis.dead_letters import DeadLetters
 from moesaic.cluster.redis.documents import Documents
 from moesaic.cluster.redis.streams import Streams

@@ -8,8 +8,12 @@ import structlog
 from prometheus_client import Counter
 from redis.exceptions import RedisError, ResponseError
 
-from moesaic.cluster.redis.clients import is_of_a_key, no_cancellation_lost
-from moesaic.cluster.redis.connection import AHEAD_MS, RedisConnection
+from moesaic.cluster.redis.connection import (
+    AHEAD_MS,
+    RedisConnection,
+    is_of_a_key,
+    no_cancellation_lost,
+)
 from moesaic.cluster.redis.reading import Unreadable
 from moesaic.cluster.redis.seals import REFUSED
 

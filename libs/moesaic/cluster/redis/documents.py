@@ -6,8 +6,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import msgspec
 from redis.exceptions import ResponseError, WatchError
 
-from moesaic.cluster.redis.clients import CommandRefused, is_of_a_key
-from moesaic.cluster.redis.connection import RedisConnection
+from moesaic.cluster.redis.connection import CommandRefused, RedisConnection, is_of_a_key
 from moesaic.cluster.redis.dead_letters import DeadLetters
 from moesaic.cluster.redis.reading import (
     MAX_BYTES,

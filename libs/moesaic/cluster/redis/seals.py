@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from prometheus_client import Counter
 
-from moesaic.cluster.security.keys import derived_key
+from moesaic.cluster.security.tokens import derived_key
 
 REFUSED = Counter(
     "moesaic_redis_refused", "documents and entries that nobody of the cluster wrote", ["what"]
