@@ -6,6 +6,7 @@ from typing import Any
 import grpc
 
 from moesaic.cluster.rpc.statuses import errors_as_status
+from moesaic.cluster.wire import filled
 from moesaic.errors import NotReady
 from moesaic.services.edge_agent.profile import Profiler
 from moesaic.v1 import edge_agent_pb2 as pb
@@ -34,29 +35,11 @@ class EdgeAdmin(edge_agent_pb2_grpc.EdgeAgentServiceServicer):
             profiler = self._opened()
             found = profiler.profile()
             slots = profiler.site.host.epochs.slots()
-            return pb.GetProfileResponse(
-                site=found.site,
-                memory_limit_bytes=found.memory_limit_bytes,
-                memory_used_bytes=found.memory_used_bytes,
-                num_slots=found.num_slots,
+            return filled(
+                pb.GetProfileResponse,
+                found,
                 num_held=sum(expert >= 0 for experts in slots.values() for expert in experts),
-                expert_bytes=found.expert_bytes,
-                local=found.local,
-                cached=found.cached,
-                loaded=found.loaded,
-                remote=found.remote,
-                away_s=found.away_s,
-                layers_s=found.layers_s,
-                links=[
-                    pb.SiteLink(
-                        peer=link.peer,
-                        rtt_s=link.rtt_s,
-                        bytes_per_s=link.bytes_per_s,
-                        message_s=link.message_s,
-                        row_s=link.row_s,
-                    )
-                    for link in found.links
-                ],
+                links=[filled(pb.SiteLink, link) for link in found.links],
             )
 
     async def SetMemoryLimit(

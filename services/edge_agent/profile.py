@@ -4,12 +4,12 @@ import asyncio
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict
 
 import structlog
 
 from moesaic.cluster.redis.bus import Bus
 from moesaic.dispatch.collaborative import metrics
-from moesaic.dispatch.collaborative.costs import LinkProfile
 from moesaic.errors import PeerLost
 from moesaic.messages.site_profile import PeerLink, SiteProfile
 from moesaic.services.edge_agent.site import Site
@@ -70,7 +70,9 @@ class Profiler:
             num_slots=plan.num_slots,
             expert_bytes=site.host.files.expert_bytes,
             load_s=site.files.load_s if site.files else 0.0,
-            links=[_link(peer, each) for peer, each in site.peers.profiles().items()],
+            links=[
+                PeerLink(peer=peer, **asdict(each)) for peer, each in site.peers.profiles().items()
+            ],
             away_s=counts["away_s"],
             layers_s=counts["layers_s"],
             **{where: int(counts[where]) for where in WHERE},
@@ -92,13 +94,3 @@ def _totals() -> dict[str, float]:
         "away_s": metrics.AWAY_S._value.get(),
         "layers_s": metrics.LAYERS_S._value.get(),
     }
-
-
-def _link(peer: str, profile: LinkProfile) -> PeerLink:
-    return PeerLink(
-        peer=peer,
-        rtt_s=profile.rtt_s,
-        bytes_per_s=profile.bytes_per_s,
-        message_s=profile.message_s,
-        row_s=profile.row_s,
-    )

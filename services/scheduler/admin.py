@@ -12,6 +12,7 @@ from moesaic.cluster.placement_view import PlacementView
 from moesaic.cluster.placements import decode_placement, encode_placement
 from moesaic.cluster.registry import Fleet
 from moesaic.cluster.rpc.statuses import errors_as_status
+from moesaic.cluster.wire import changes_of, filled
 from moesaic.errors import InvalidInput, NotReady, StaleEpoch
 from moesaic.messages.brownout import BrownoutPolicy
 from moesaic.messages.decisions import EVERY_LAYER, Pin, PlacementPolicy
@@ -25,20 +26,15 @@ from moesaic.services.scheduler.scaling.controller import ScalingController
 from moesaic.services.scheduler.scaling.wishes import WishStore
 from moesaic.services.scheduler.versioned import VersionedStore
 from moesaic.services.scheduler.wire import (
-    decode_brownout,
     decode_pin,
-    decode_scaling_policy,
-    encode_brownout,
     encode_brownout_decision,
     encode_decision,
     encode_pin,
     encode_plan,
     encode_scaling_decision,
-    encode_scaling_policy,
     encode_shape,
     encode_traffic,
     encode_wish,
-    encode_worker,
 )
 from moesaic.v1 import placement_pb2, scheduler_pb2_grpc
 from moesaic.v1 import scheduler_pb2 as pb
@@ -107,7 +103,7 @@ class SchedulerAdmin(scheduler_pb2_grpc.SchedulerServiceServicer):
             parts = self._opened()
             records = sorted(parts.fleet.workers.values(), key=lambda r: (r.role, r.worker_id))
             return pb.GetFleetResponse(
-                workers=[encode_worker(record) for record in records],
+                workers=[filled(pb.FleetWorker, record) for record in records],
                 waiting_for=parts.loop.waiting_for,
             )
 
@@ -179,9 +175,9 @@ class SchedulerAdmin(scheduler_pb2_grpc.SchedulerServiceServicer):
         async with errors_as_status(context):
             parts = self._opened()
             parts.loop.require_lead()
-            changes = decode_brownout(request.policy)
+            changes = changes_of(request.policy)
             after = await parts.brownout.change(lambda before: replace(before, **changes).checked())
-            return pb.SetBrownoutResponse(policy=encode_brownout(after))
+            return pb.SetBrownoutResponse(policy=filled(pb.BrownoutPolicy, after))
 
     async def GetBrownout(
         self, request: pb.GetBrownoutRequest, context: _Context
@@ -193,7 +189,7 @@ class SchedulerAdmin(scheduler_pb2_grpc.SchedulerServiceServicer):
             await parts.brownout.look()
             count = min(request.limit or _USUAL_DECISIONS, _MOST_DECISIONS)
             return pb.GetBrownoutResponse(
-                policy=encode_brownout(parts.brownout.current),
+                policy=filled(pb.BrownoutPolicy, parts.brownout.current),
                 decisions=map(encode_brownout_decision, parts.decisions.recent_brownout(count)),
             )
 
@@ -219,11 +215,11 @@ class SchedulerAdmin(scheduler_pb2_grpc.SchedulerServiceServicer):
         async with errors_as_status(context):
             parts = self._opened()
             parts.loop.require_lead()
-            changes = decode_scaling_policy(request.policy)
+            changes = changes_of(request.policy)
             after = await parts.scaling_policy.change(
                 lambda before: replace(before, **changes).checked()
             )
-            return pb.SetScalingResponse(policy=encode_scaling_policy(after))
+            return pb.SetScalingResponse(policy=filled(pb.ScalingPolicy, after))
 
     async def GetScaling(
         self, request: pb.GetScalingRequest, context: _Context
@@ -238,7 +234,7 @@ class SchedulerAdmin(scheduler_pb2_grpc.SchedulerServiceServicer):
             wish, scaling = parts.wishes.wish, parts.scaling
             bounds, trouble = await scaling.bounds()
             return pb.GetScalingResponse(
-                policy=encode_scaling_policy(parts.scaling_policy.current),
+                policy=filled(pb.ScalingPolicy, parts.scaling_policy.current),
                 actuator=scaling.actuator,
                 shape=encode_shape(scaling.shape),
                 least=encode_shape(bounds.least) if bounds else None,
@@ -304,8 +300,7 @@ def _completed(wanted: Placement, fleet: Fleet) -> Placement:
         record = fleet.workers.get(worker.worker_id)
         if record is None or not record.holds_experts:
             raise InvalidInput("placement.workers", f"no expert worker {worker.worker_id!r} here")
-        fields = PlacedWorker.__struct_fields__  # all of them are the record's
-        placed.append(PlacedWorker(**{name: getattr(record, name) for name in fields}))
+        placed.append(PlacedWorker.of(record))
     return replace(wanted, workers=placed)
 
 

@@ -8,11 +8,11 @@ import structlog
 from prometheus_client import Gauge
 
 from moesaic.cluster.registry import Fleet
-from moesaic.messages.placement import Placement
+from moesaic.messages.placement import Incarnation, Placement
 from moesaic.messages.registry import WorkerRecord
 from moesaic.placement.decide.coverage import missing_experts
 from moesaic.placement.decide.damping import Damping
-from moesaic.placement.decide.proposal import Incarnation, Proposal, incarnation, propose
+from moesaic.placement.decide.proposal import Proposal, propose
 
 log = structlog.get_logger()
 
@@ -58,10 +58,10 @@ class FleetProposer:
         """
         records, now_s = list(self._fleet.workers.values()), time.monotonic()
         experts = [record for record in records if record.holds_experts]
-        live = {incarnation(record) for record in experts}
+        live = {record.incarnation for record in experts}
         missing = missing_experts(current, live) if current else {}
         _uncovered.set(len(list(chain(*missing.values()))))
-        placed = {(w.worker_id, w.generation) for w in current.workers} if current else set()
+        placed = {w.incarnation for w in current.workers} if current else set()
         self._damping.note(experts, now_s)
         held_back = self._held_back_s(experts, placed, now_s)
         coming = {key for key in live - placed if key[0] not in held_back}
@@ -70,7 +70,7 @@ class FleetProposer:
         if held_back and proposal.short:
             proposal = propose(current, records)  # they are needed, however often they left
         if missing:
-            known = [r for r in records if not r.holds_experts or incarnation(r) in placed]
+            known = [r for r in records if not r.holds_experts or r.incarnation in placed]
             alone = propose(current, known)
             proposal = alone if alone.placement is not None else proposal
         ways = {record.dispatch for record in records if record.takes_requests}
@@ -100,7 +100,7 @@ class FleetProposer:
         return {
             record.worker_id: wait_s
             for record in experts
-            if incarnation(record) not in placed
+            if record.incarnation not in placed
             and (wait_s := self._damping.held_back_s(record.worker_id, now_s)) > 0
         }
 
@@ -108,5 +108,5 @@ class FleetProposer:
 def _incarnations_missing(
     records: Iterable[WorkerRecord], elsewhere: Iterable[WorkerRecord]
 ) -> list[WorkerRecord]:
-    there = {incarnation(record) for record in elsewhere}
-    return [record for record in records if incarnation(record) not in there]
+    there = {record.incarnation for record in elsewhere}
+    return [record for record in records if record.incarnation not in there]

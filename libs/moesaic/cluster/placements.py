@@ -2,6 +2,7 @@
 
 import msgspec
 
+from moesaic.cluster.wire import filled
 from moesaic.errors import InvalidInput
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.messages.rung import Rung
@@ -15,21 +16,8 @@ def encode_placement(placement: Placement) -> pb.Placement:
         model_digest=placement.model_digest,
         num_experts=placement.num_experts,
         num_united=placement.num_united,
-        rung=pb.Rung(
-            way=placement.rung.way, instead=placement.rung.instead, rule=placement.rung.rule
-        ),
-        workers=[
-            pb.PlacedWorker(
-                worker_id=worker.worker_id,
-                generation=worker.generation,
-                admin_address=worker.admin_address,
-                data_address=worker.data_address,
-                weights_address=worker.weights_address,
-                ridge_rows=worker.ridge_rows,
-                node=worker.node,
-            )
-            for worker in placement.workers
-        ],
+        rung=filled(pb.Rung, placement.rung),
+        workers=[filled(pb.PlacedWorker, worker) for worker in placement.workers],
         layers=[
             pb.PlacedLayer(
                 layer=layer, workers=[pb.SlotList(expert_ids=experts) for experts in slots]
@@ -53,18 +41,7 @@ def decode_placement(wire: pb.Placement) -> Placement:
         num_experts=wire.num_experts,
         num_united=wire.num_united,
         rung=_decode_rung(wire),
-        workers=[
-            PlacedWorker(
-                worker_id=worker.worker_id,
-                generation=worker.generation,
-                admin_address=worker.admin_address,
-                data_address=worker.data_address,
-                weights_address=worker.weights_address,
-                ridge_rows=worker.ridge_rows,
-                node=worker.node,
-            )
-            for worker in wire.workers
-        ],
+        workers=[PlacedWorker.of(worker) for worker in wire.workers],
         layers=[layer.layer for layer in wire.layers],
         slots=[[list(slots.expert_ids) for slots in layer.workers] for layer in wire.layers],
     ).checked()

@@ -7,6 +7,7 @@ from moesaic.messages.bounds import Count, Name, SmallCount
 from moesaic.messages.rung import Rung
 
 EMPTY_SLOT = -1
+Incarnation = tuple[str, int]  # worker id and generation
 
 
 class PlacedWorker(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,6 +20,16 @@ class PlacedWorker(msgspec.Struct, frozen=True, kw_only=True):
     weights_address: Name = ""  # where its experts can be fetched; empty: nowhere
     ridge_rows: SmallCount = 0  # rows of an expert that take as long as its weights; 0: not known
     node: Name = ""  # what it shares memory or a fast bus with; empty: a node of its own
+
+    @classmethod
+    def of(cls, worker: object) -> "PlacedWorker":
+        """Take the fields of a record in the registry, or of a wire message."""
+        return cls(**{name: getattr(worker, name) for name in cls.__struct_fields__})
+
+    @property
+    def incarnation(self) -> Incarnation:
+        """One start of this worker: its id and generation."""
+        return self.worker_id, self.generation
 
     @property
     def node_name(self) -> str:

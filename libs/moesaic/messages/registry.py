@@ -79,6 +79,11 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="worker.v1"):
         return self
 
     @property
+    def incarnation(self) -> tuple[str, int]:
+        """One start of this worker: its id and generation."""
+        return self.worker_id, self.generation
+
+    @property
     def holds_experts(self) -> bool:
         """True for workers that a placement can name."""
         return self.role in ("expert", "edge-agent")

@@ -5,8 +5,7 @@ from collections.abc import Iterable
 
 from moesaic.cluster.registry import Fleet
 from moesaic.errors import StaleEpoch
-from moesaic.messages.placement import PlacedWorker, Placement
-from moesaic.placement.decide.proposal import Incarnation, incarnation
+from moesaic.messages.placement import Incarnation, PlacedWorker, Placement
 from moesaic.services.scheduler.epochs import workers
 
 
@@ -24,12 +23,11 @@ class Confirmation:
 
     def missing(self, current: Placement) -> list[PlacedWorker]:
         """List the live workers that have not acknowledged ``current``."""
-        live = {incarnation(record) for record in self._fleet.workers.values()}
+        live = {record.incarnation for record in self._fleet.workers.values()}
         return [
             worker
             for worker in current.workers
-            if (key := (worker.worker_id, worker.generation)) in live
-            and (current.epoch, key) not in self._done
+            if (key := worker.incarnation) in live and (current.epoch, key) not in self._done
         ]
 
     async def confirm(self, current: Placement) -> bool:
@@ -48,7 +46,7 @@ class Confirmation:
         self._done = {done for done in self._done if done[0] == current.epoch}
         seen = self._fleet.version
         telling = {
-            (worker.worker_id, worker.generation): asyncio.create_task(
+            worker.incarnation: asyncio.create_task(
                 workers.confirm(worker, current, self._timeout_s)
             )
             for worker in self.missing(current)

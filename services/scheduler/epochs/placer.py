@@ -13,9 +13,9 @@ from moesaic.cluster.leadership import Leadership
 from moesaic.cluster.placement_view import PlacementView
 from moesaic.cluster.registry import Fleet
 from moesaic.errors import InvalidInput, MoesaicError, NotReady, StaleEpoch
-from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.messages.placement import Incarnation, PlacedWorker, Placement
 from moesaic.placement.decide.checking import violations
-from moesaic.placement.decide.proposal import Incarnation, incarnation, obsolete
+from moesaic.placement.decide.proposal import obsolete
 from moesaic.services.scheduler.epochs import workers
 from moesaic.services.scheduler.epochs.store import EpochStore
 
@@ -129,10 +129,10 @@ class Placer:
         Args:
             again: also those that did not answer before.
         """
-        records = {incarnation(record): record for record in self._fleet.workers.values()}
+        records = {record.incarnation: record for record in self._fleet.workers.values()}
         keys = records.keys() - (self._asked - self._silent if again else self._asked)
         silent = await self._epochs.learn_from(records[key] for key in keys)
-        self._silent = (self._silent - keys) | {incarnation(record) for record in silent}
+        self._silent = (self._silent - keys) | {record.incarnation for record in silent}
         self._asked = set(records)
         self._silent &= self._asked
 
@@ -182,14 +182,14 @@ class Placer:
         An edge agent that joins takes its experts over links that others serve by.
         """
         record = self._fleet.workers.get(worker.worker_id)
-        serving = {(w.worker_id, w.generation) for w in current.workers} if current else set()
-        joins = (worker.worker_id, worker.generation) not in serving
+        serving = {w.incarnation for w in current.workers} if current else set()
+        joins = worker.incarnation not in serving
         at_edge = record is not None and record.role == "edge-agent"
         return 1.0 if joins and (current is None or not at_edge) else self._load_share
 
     def _note_failed(self, worker: PlacedWorker, error: MoesaicError) -> None:
         if not isinstance(error, StaleEpoch):  # that is our mistake
-            self.failed.append((worker.worker_id, worker.generation))
+            self.failed.append(worker.incarnation)
 
     def _not_wanted(self, placement: Placement, target: Placement | None) -> str:
         if not self._leadership.held:

@@ -95,12 +95,12 @@ def stages_of(
     Raises:
         PlacementInfeasible: it does not, in whatever steps.
     """
-    live = {(record.worker_id, record.generation): record for record in records}
+    live = {record.incarnation: record for record in records}
     by_id = {record.worker_id: record for record in records}
     placed = [by_id.get(worker.worker_id) for worker in wanted.workers]
     if current is None or not any(record and record.num_slots for record in placed):
         return [wanted]
-    base = _without(current, {key for key in _keys(current) if key not in live})
+    base = _without(current, {w.incarnation for w in current.workers} - live.keys())
     kind = ("model_digest", "num_experts", "layers", "rung", "num_united")
     if not base.workers or any(getattr(base, name) != getattr(wanted, name) for name in kind):
         return [wanted]
@@ -108,13 +108,9 @@ def stages_of(
     return stages(replace(base, epoch=0), wanted, capacity)
 
 
-def _keys(placement: Placement) -> list[tuple[str, int]]:
-    return [(worker.worker_id, worker.generation) for worker in placement.workers]
-
-
 def _without(placement: Placement, gone: set[tuple[str, int]]) -> Placement:
     """Leave out workers that are gone; what they alone held has no holder then."""
-    kept = [n for n, key in enumerate(_keys(placement)) if key not in gone]
+    kept = [n for n, worker in enumerate(placement.workers) if worker.incarnation not in gone]
     return replace(
         placement,
         workers=[placement.workers[n] for n in kept],

@@ -102,8 +102,8 @@ class Planner:
         if traffic is None:
             return replace_plan(stay, reason="no traffic has been seen yet")
         stay = replace_plan(stay, batches=round(_batches(traffic), 1))
-        by_key = {(record.worker_id, record.generation): record for record in records}
-        keys = [(worker.worker_id, worker.generation) for worker in current.workers]
+        by_key = {record.incarnation: record for record in records}
+        keys = [worker.incarnation for worker in current.workers]
         if gone := [key[0] for key in keys if key not in by_key]:
             return replace_plan(stay, reason=f"{', '.join(gone)} left")
         placed = [by_key[key] for key in keys]

@@ -86,8 +86,8 @@ class SitePlanner:
         if policy in OF_BATCHES:
             reason = f"{policy} needs the batches of expert workers, which edge agents do not tell"
             return replace_plan(stay, reason=reason)
-        by_key = {(record.worker_id, record.generation): record for record in records}
-        keys = [(worker.worker_id, worker.generation) for worker in current.workers]
+        by_key = {record.incarnation: record for record in records}
+        keys = [worker.incarnation for worker in current.workers]
         if gone := [key[0] for key in keys if key not in by_key]:
             return replace_plan(stay, reason=f"{', '.join(gone)} left")
         placed, now_s = [by_key[key] for key in keys], time.monotonic()

@@ -36,18 +36,18 @@ def violations(
     Returns:
         A sentence for people about each; empty if ``target`` may be put in force.
     """
-    by_key = {(record.worker_id, record.generation): record for record in records}
+    by_key = {record.incarnation: record for record in records}
     found = _shape(target)
     if found:
         return found
     found += [
         f"worker {worker.worker_id} is not registered in generation {worker.generation}"
         for worker in target.workers
-        if (worker.worker_id, worker.generation) not in by_key
+        if worker.incarnation not in by_key
     ]
     if found:
         return found
-    placed = [by_key[worker.worker_id, worker.generation] for worker in target.workers]
+    placed = [by_key[worker.incarnation] for worker in target.workers]
     for record in placed:
         if record.model_digest != target.model_digest:
             found.append(f"worker {record.worker_id} has another model")
@@ -72,7 +72,7 @@ def _shape(target: Placement) -> list[str]:
 
 def _lost(current: Placement, live: Set[tuple[str, int]]) -> frozenset[tuple[int, int]]:
     """Layers and experts that no live worker holds."""
-    lives = [(worker.worker_id, worker.generation) in live for worker in current.workers]
+    lives = [worker.incarnation in live for worker in current.workers]
     return frozenset(
         (layer, expert)
         for layer, by_worker in zip(current.layers, current.slots, strict=True)
@@ -133,7 +133,7 @@ def _of_memory(
     for record in placed:
         if not record.max_expert_bytes:
             continue
-        key = (record.worker_id, record.generation)
+        key = record.incarnation
         both = len(after.get(key, set()) | before.get(key, set()))
         if both * record.expert_bytes > record.max_expert_bytes:
             found.append(
@@ -147,7 +147,7 @@ def _held(placement: Placement) -> Mapping[tuple[str, int], set[tuple[int, int]]
     held: dict[tuple[str, int], set[tuple[int, int]]] = {}
     for layer, by_worker in zip(placement.layers, placement.slots, strict=True):
         for worker, slots in zip(placement.workers, by_worker, strict=True):
-            mine = held.setdefault((worker.worker_id, worker.generation), set())
+            mine = held.setdefault(worker.incarnation, set())
             mine.update(
                 (layer, placement.rung.weights_id(expert, placement.num_own))
                 for expert in slots

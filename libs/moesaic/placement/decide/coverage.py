@@ -13,7 +13,7 @@ def missing_experts(placement: Placement, live: Set[tuple[str, int]]) -> dict[in
         live: (worker id, generation) of the workers that live. A worker that restarted has
             another generation and holds nothing of the placement.
     """
-    lives = [(worker.worker_id, worker.generation) in live for worker in placement.workers]
+    lives = [worker.incarnation in live for worker in placement.workers]
     missing = {}
     for layer in placement.layers:
         lost = [

@@ -34,7 +34,7 @@ def freed(current: Placement, target: Placement) -> list[Move]:
 
 def residents(placement: Placement) -> set[tuple[int, int, tuple[str, int]]]:
     """Every replica as layer, expert and incarnation of its worker."""
-    incarnations = [(worker.worker_id, worker.generation) for worker in placement.workers]
+    incarnations = [worker.incarnation for worker in placement.workers]
     return {
         (layer, expert, incarnation)
         for layer, by_worker in zip(placement.layers, placement.slots, strict=True)

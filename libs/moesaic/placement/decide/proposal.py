@@ -11,7 +11,6 @@ from moesaic.placement.decide.pooled import fill
 from moesaic.placement.decide.stand_ins import own_part
 from moesaic.placement.policies.uniform import Slots, refill, uniform
 
-Incarnation = tuple[str, int]  # worker id and generation: one start of one worker
 LEAVING = ("draining", "standby")  # states of workers that leave if a placement names them
 
 LITTLE_ROOM = "edge agents: room for"  # they serve nevertheless, with experts from their files
@@ -54,10 +53,10 @@ def propose(current: Placement | None, records: Iterable[WorkerRecord]) -> Propo
     records = list(records)
     experts = [record for record in records if record.holds_experts]
     asked_for = {record.model_digest for record in records if record.takes_requests}
-    missing = missing_experts(current, {incarnation(r) for r in experts}) if current else {}
+    missing = missing_experts(current, {r.incarnation for r in experts}) if current else {}
     current = own_part(current) if current else None
-    placed = {(w.worker_id, w.generation) for w in current.workers} if current else set()
-    draining = [r for r in experts if r.state in LEAVING and incarnation(r) in placed]
+    placed = {w.incarnation for w in current.workers} if current else set()
+    draining = [r for r in experts if r.state in LEAVING and r.incarnation in placed]
     ready = [r for r in experts if _can_be_placed(r)]
     served = _served_model(current, [*ready, *draining], asked_for)
     candidates = sorted(
@@ -78,7 +77,7 @@ def propose(current: Placement | None, records: Iterable[WorkerRecord]) -> Propo
     if shortfall := _shortfall(current, usable):
         told = [shortfall] if needed or too_full else []
         return Proposal(short=needed, waiting_for=[*waiting_for, *told])
-    if {incarnation(r) for r in usable} == placed and not missing and not too_full:
+    if {r.incarnation for r in usable} == placed and not missing and not too_full:
         return Proposal(short=bool(staying), waiting_for=waiting_for)
     somebody_leaves = any(r not in usable for r in draining)
     return Proposal(
@@ -105,20 +104,15 @@ def obsolete(
     Returns:
         The reason not to wait, for people; empty if there is none.
     """
-    by_key = {incarnation(record): record for record in records}
-    keys = [(worker.worker_id, worker.generation) for worker in planned.workers]
-    lasting = [(w.worker_id, w.generation) for w in (target or planned).workers]
+    by_key = {record.incarnation: record for record in records}
+    keys = [worker.incarnation for worker in planned.workers]
+    lasting = [w.incarnation for w in (target or planned).workers]
     if gone := [key[0] for key in dict.fromkeys((*keys, *lasting)) if key not in by_key]:
         return f"{', '.join(gone)} left while experts were loaded"
     wanted = propose(current, by_key.values()).placement or current
-    needed = {(w.worker_id, w.generation) for w in wanted.workers} if wanted else set(keys)
+    needed = {w.incarnation for w in wanted.workers} if wanted else set(keys)
     leaving = [key[0] for key in lasting if by_key[key].state in LEAVING and key not in needed]
     return f"{', '.join(leaving)} drains while experts are loaded" if leaving else ""
-
-
-def incarnation(record: WorkerRecord) -> Incarnation:
-    """The start of a worker that a record is of."""
-    return record.worker_id, record.generation
 
 
 def _can_be_placed(record: WorkerRecord) -> bool:
@@ -159,12 +153,12 @@ def _is_too_full(current: Placement | None, usable: Sequence[WorkerRecord]) -> b
     """True if an edge agent holds more than it has slots for."""
     if current is None:
         return False
-    place = {(w.worker_id, w.generation): idx for idx, w in enumerate(current.workers)}
+    place = {w.incarnation: idx for idx, w in enumerate(current.workers)}
     return any(
         sum(expert != EMPTY_SLOT for layer in current.slots for expert in layer[place[key]])
         > record.capacity
         for record in usable
-        if record.num_slots and (key := incarnation(record)) in place
+        if record.num_slots and (key := record.incarnation) in place
     )
 
 
@@ -205,18 +199,7 @@ def _placement(current: Placement | None, usable: Sequence[WorkerRecord]) -> Pla
         epoch=0,
         model_digest=model.model_digest,
         num_experts=model.num_experts,
-        workers=[
-            PlacedWorker(
-                worker_id=record.worker_id,
-                generation=record.generation,
-                admin_address=record.admin_address,
-                data_address=record.data_address,
-                weights_address=record.weights_address,
-                ridge_rows=record.ridge_rows,
-                node=record.node,
-            )
-            for record in usable
-        ],
+        workers=[PlacedWorker.of(record) for record in usable],
         layers=list(model.layers),
         slots=slots,
     )

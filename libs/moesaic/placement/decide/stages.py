@@ -75,13 +75,13 @@ def _held(placement: Placement, workers: Sequence[PlacedWorker]) -> list[set[int
     """Experts of each of ``workers``, numbered through all layers."""
     held: dict[tuple[str, int], set[int]] = {}
     for n, worker in enumerate(placement.workers):
-        held[worker.worker_id, worker.generation] = {
+        held[worker.incarnation] = {
             layer_idx * placement.num_experts + expert
             for layer_idx, by_worker in enumerate(placement.slots)
             for expert in by_worker[n]
             if expert != EMPTY_SLOT
         }
-    return [held.get((worker.worker_id, worker.generation), set()) for worker in workers]
+    return [held.get(worker.incarnation, set()) for worker in workers]
 
 
 def _room(
