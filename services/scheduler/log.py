@@ -5,7 +5,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
@@ -24,6 +24,7 @@ KEPT = 1000  # decisions of each kind
 STORED = 2 * KEPT  # entries in Redis
 LOST = "its scheduler ended before it was done"
 Entry = PlacementDecision | DecisionOutcome | BrownoutDecision | ScalingDecision
+_Decision = TypeVar("_Decision", PlacementDecision, BrownoutDecision, ScalingDecision)
 _entries: "msgspec.msgpack.Decoder[Entry]" = msgspec.msgpack.Decoder(Entry)
 
 
@@ -32,7 +33,7 @@ class DecisionLog:
 
     def __init__(self, bus: Bus, wall_clock: Callable[[], float] = time.time) -> None:
         self._bus, self._wall_clock = bus, wall_clock
-        self._decisions: dict[str, PlacementDecision] = {}
+        self._placement: dict[str, PlacementDecision] = {}
         self._outcomes: dict[str, DecisionOutcome] = {}
         self._brownout: dict[str, BrownoutDecision] = {}
         self._scaling: dict[str, ScalingDecision] = {}
@@ -98,7 +99,7 @@ class DecisionLog:
 
     def recent_brownout(self, count: int) -> list[BrownoutDecision]:
         """The last decisions of workers about brownout, newest first."""
-        return sorted(self._brownout.values(), key=lambda d: d.at, reverse=True)[:count]
+        return _newest(self._brownout, count)
 
     async def note_scaling(self, decision: ScalingDecision) -> None:
         """Log a decision about numbers of workers, or tell it again with its result."""
@@ -122,7 +123,7 @@ class DecisionLog:
 
     def recent_scaling(self, count: int) -> list[ScalingDecision]:
         """The last decisions about numbers of workers, newest first."""
-        return sorted(self._scaling.values(), key=lambda d: d.at, reverse=True)[:count]
+        return _newest(self._scaling, count)
 
     async def close(self, current: int) -> None:
         """Give an outcome to the decisions whose end no scheduler saw.
@@ -145,7 +146,7 @@ class DecisionLog:
 
     def recent(self, count: int) -> list[tuple[PlacementDecision, DecisionOutcome | None]]:
         """The last decisions, newest first."""
-        newest = sorted(self._decisions.values(), key=lambda d: d.at, reverse=True)[:count]
+        newest = _newest(self._placement, count)
         return [(decision, self._outcomes.get(decision.decision_id)) for decision in newest]
 
     def outcome_of(self, epoch: int) -> DecisionOutcome | None:
@@ -167,22 +168,27 @@ class DecisionLog:
                 self._unwritten.popleft()
 
     def _keep(self, entry: Entry) -> None:
-        if isinstance(entry, BrownoutDecision):
-            self._brownout[entry.decision_id] = entry
-            while len(self._brownout) > KEPT:
-                del self._brownout[next(iter(self._brownout))]
-        elif isinstance(entry, ScalingDecision):
-            self._scaling[entry.decision_id] = entry
-            while len(self._scaling) > KEPT:
-                del self._scaling[next(iter(self._scaling))]
-        elif isinstance(entry, PlacementDecision):
-            self._decisions[entry.decision_id] = entry
-        elif entry.decision_id in self._decisions:
-            self._outcomes[entry.decision_id] = entry
-        while len(self._decisions) > KEPT:
-            oldest = next(iter(self._decisions))
-            del self._decisions[oldest]
-            self._outcomes.pop(oldest, None)
+        match entry:
+            case PlacementDecision():
+                self._outcomes.pop(_add(self._placement, entry), None)
+            case BrownoutDecision():
+                _add(self._brownout, entry)
+            case ScalingDecision():
+                _add(self._scaling, entry)
+            case _ if entry.decision_id in self._placement:
+                self._outcomes[entry.decision_id] = entry
+
+
+def _add(kept: dict[str, _Decision], decision: _Decision) -> str:
+    """Keep a decision; return the id of the oldest one if it had to go for it."""
+    kept[decision.decision_id] = decision
+    oldest = next(iter(kept)) if len(kept) > KEPT else ""
+    kept.pop(oldest, None)
+    return oldest
+
+
+def _newest(kept: dict[str, _Decision], count: int) -> list[_Decision]:
+    return sorted(kept.values(), key=lambda decision: decision.at, reverse=True)[:count]
 
 
 def _has_result(decision: BrownoutDecision) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import structlog
+from msgspec.structs import replace
 
 from moesaic.errors import (
     CheckpointError,
@@ -27,7 +28,6 @@ from moesaic.messages.rung import Rung
 from moesaic.placement.decide.pins import unfulfilled
 from moesaic.placement.decide.stand_ins import own_part, with_rung
 from moesaic.services.scheduler import causes
-from moesaic.services.scheduler.attempt import attempting
 from moesaic.services.scheduler.epochs.confirmation import Confirmation
 from moesaic.services.scheduler.epochs.placer import Cluster, Obsolete, Placer
 from moesaic.services.scheduler.epochs.staged import place_in_stages
@@ -42,7 +42,6 @@ from moesaic.services.scheduler.planning.traffic import TrafficFeed
 from moesaic.services.scheduler.rungs import Rungs
 from moesaic.services.scheduler.settings import SchedulerSettings
 from moesaic.services.scheduler.steps import ConfirmStep, PlaceStep, PlanStep, Situation, next_step
-from moesaic.services.scheduler.turns import PlacementTurns
 from moesaic.services.scheduler.versioned import VersionedStore
 
 log = structlog.get_logger()
@@ -110,7 +109,8 @@ class PlacementLoop:
             prepare_timeout_s=settings.prepare_timeout_s,
             load_share=settings.load_share,
         )
-        self._turns = PlacementTurns()
+        self._turn = asyncio.Lock()  # the loop and operators change the placement one at a time
+        self._num_orders = 0  # of operators, that wait or are carried out
         self._proposer = FleetProposer(self._fleet)
         self._pins_tried: tuple[int, list[Pin]] = (0, [])  # and the epoch that they were tried for
         self._confirmation = Confirmation(self._fleet, settings.prepare_timeout_s)
@@ -124,7 +124,7 @@ class PlacementLoop:
         while True:
             seen, pause_s = self._fleet.version, _LOOK_S
             try:
-                async with self._turns.of_loop():
+                async with self._turn:
                     if await self._leads() and await self._step():
                         pause_s = _AT_ONCE_S
                 backoff_s = _BACKOFF_S[0]
@@ -160,28 +160,33 @@ class PlacementLoop:
             NotReady: this scheduler does not lead, or the fleet changed meanwhile.
             MoesaicError: a worker could not load it.
         """
-        async with self._turns.of_operator():
-            self.require_lead()
-            current = self._view.current
-            if current is None or base_epoch != current.epoch:
-                raise StaleEpoch(base_epoch, self._view.epoch)
-            placed = {worker.worker_id for worker in current.workers}
-            if {worker.worker_id for worker in placement.workers} != placed:  # it would not last
-                names = ", ".join(sorted(placed))
-                raise InvalidInput("placement.workers", f"must be those that are placed: {names}")
-            placement, own = own_part(placement), own_part(current)
-            if placement.slots == own.slots and placement.workers == own.workers:
-                return None
-            decision = await self._log.note(
-                **causes.by_operator(own, placement, self._fleet.workers)
-            )
-            try:
-                await self._place(placement, decision, urgent=False)
-            except Obsolete as cause:
-                raise NotReady(str(cause), code="placement_changing") from cause
-            with suppress(MoesaicError):  # the loop tells the workers that could not be told
-                await self._confirm()
-            return decision
+        self._num_orders += 1
+        try:
+            async with self._turn:
+                return await self._apply(placement, base_epoch)
+        finally:
+            self._num_orders -= 1
+
+    async def _apply(self, placement: Placement, base_epoch: int) -> PlacementDecision | None:
+        self.require_lead()
+        current = self._view.current
+        if current is None or base_epoch != current.epoch:
+            raise StaleEpoch(base_epoch, self._view.epoch)
+        placed = {worker.worker_id for worker in current.workers}
+        if {worker.worker_id for worker in placement.workers} != placed:  # it would not last
+            names = ", ".join(sorted(placed))
+            raise InvalidInput("placement.workers", f"must be those that are placed: {names}")
+        placement, own = own_part(placement), own_part(current)
+        if placement.slots == own.slots and placement.workers == own.workers:
+            return None
+        decision = await self._log.note(**causes.by_operator(own, placement, self._fleet.workers))
+        try:
+            await self._place(placement, decision, urgent=False)
+        except Obsolete as cause:
+            raise NotReady(str(cause), code="placement_changing") from cause
+        with suppress(MoesaicError):  # the loop tells the workers that could not be told
+            await self._confirm()
+        return decision
 
     def require_lead(self) -> None:
         """Refuse what only a leader may do.
@@ -278,7 +283,7 @@ class PlacementLoop:
             while not planning.done():
                 await asyncio.wait({planning}, timeout=_AT_ONCE_S)
                 changed = self._fleet.version != seen or self._wishes() != wishes
-                if changed or self._turns.operator_waits:
+                if changed or self._num_orders:
                     self._timer.interrupted()
                     return None
             return await planning
@@ -299,31 +304,43 @@ class PlacementLoop:
     async def _place(self, wanted: Placement, noted: PlacementDecision, *, urgent: bool) -> None:
         """Have a decision placed, and log which epoch that takes and what became of it."""
         wanted = with_rung(wanted, self._rungs.possible(self._view.current, self._experts()))
+        began_s = time.monotonic()
+        # Unless something else comes to be known.
+        outcome = DecisionOutcome(
+            decision_id=noted.decision_id, failure="the scheduler was stopped"
+        )
         overtaken = False
+
+        async def begun(epoch: int) -> None:
+            """Log the epoch that is prepared: a later leader sees by it whether it was committed."""
+            nonlocal outcome
+            self.waiting_for = [f"workers to load placement {epoch}"]
+            outcome = replace(outcome, tried=epoch)
+            await self._log.note_outcome(replace(outcome, failure=""))
+
         try:
             self._profiles.migrating = not urgent
-            async with attempting(self._log, noted, self._told_epoch) as attempt:
-                placed = await place_in_stages(
-                    self._placer,
-                    self._confirmation,
-                    self._fleet,
-                    self._view,
-                    wanted,
-                    urgent=urgent,
-                    begun=attempt.begun,
-                )
-                attempt.committed(placed)
-                self.waiting_for = []
+            placed = await place_in_stages(
+                self._placer,
+                self._confirmation,
+                self._fleet,
+                self._view,
+                wanted,
+                urgent=urgent,
+                begun=begun,
+            )
+            seconds = round(time.monotonic() - began_s, 3)
+            outcome = replace(outcome, epoch=placed.epoch, seconds=seconds, failure="")
+            self.waiting_for = []
         except MoesaicError as error:
             overtaken = isinstance(error, Obsolete)
+            outcome = replace(outcome, failure=str(error))
             self._note_failure(wanted, error)
             raise
         finally:
             self._profiles.migrating = False
-            self._learn_from(noted, attempt.outcome, overtaken=overtaken)
-
-    def _told_epoch(self, epoch: int) -> None:
-        self.waiting_for = [f"workers to load placement {epoch}"]
+            self._learn_from(noted, outcome, overtaken=overtaken)
+            await self._log.note_outcome(outcome)
 
     def _note_failure(self, wanted: Placement, error: MoesaicError) -> None:
         # Workers send an error of a kind of its own class as one without: no memory, for example.

@@ -5,27 +5,29 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
+import msgspec
 import structlog
 
 from moesaic.cluster.background import tended
-from moesaic.cluster.brownout_view import POLICY, STREAM
-from moesaic.cluster.leadership import leadership
+from moesaic.cluster.brownout_view import DECISIONS, POLICY, STREAM
+from moesaic.cluster.leadership import Leadership, leadership
 from moesaic.cluster.lifecycle import run_service, stop_event
 from moesaic.cluster.placement_view import PlacementView, watch_placement
+from moesaic.cluster.redis.bus import Bus
 from moesaic.cluster.registry import tidy_index, watch_fleet
 from moesaic.cluster.rpc.server import ServiceStatus
 from moesaic.cluster.service import introduce, service
-from moesaic.messages.brownout import BrownoutHint, BrownoutPolicy
+from moesaic.messages.brownout import BrownoutDecision, BrownoutHint, BrownoutPolicy
 from moesaic.messages.decisions import PlacementPolicy
 from moesaic.services.scheduler.admin import Parts, SchedulerAdmin
-from moesaic.services.scheduler.brownout import BrownoutFeed
 from moesaic.services.scheduler.epochs.placer import Cluster
 from moesaic.services.scheduler.epochs.store import EpochStore
+from moesaic.services.scheduler.following import follow_while_leading
 from moesaic.services.scheduler.log import DecisionLog
 from moesaic.services.scheduler.loop import Measured, PlacementLoop, PlacementWishes
 from moesaic.services.scheduler.planning.site_profiles import SiteProfiles
 from moesaic.services.scheduler.planning.traffic import TrafficFeed
-from moesaic.services.scheduler.scaling.actuators.registry import ACTUATORS, ActuatorParts
+from moesaic.services.scheduler.scaling.actuators.registry import actuator_of
 from moesaic.services.scheduler.scaling.controller import ScalingController, ScalingParts
 from moesaic.services.scheduler.scaling.feed import LoadFeed
 from moesaic.services.scheduler.scaling.predictor import FleetPredictor
@@ -37,6 +39,7 @@ from moesaic.v1 import scheduler_pb2_grpc
 log = structlog.get_logger()
 
 _SHOW_S = 0.25
+_brownout_decisions = msgspec.msgpack.Decoder(BrownoutDecision)
 HALF_LIFE_S = 300.0  # of traffic, in what placements are planned from
 
 
@@ -78,8 +81,7 @@ async def serve(settings: SchedulerSettings) -> None:
         await decisions.refresh()
         wishes = WishStore(bus, epochs, leader)
         load = LoadFeed(bus, leader)
-        actuator = ACTUATORS[settings.scaling_actuator](ActuatorParts(settings, bus, fleet, view))
-        process.parts.push_async_callback(actuator.close)
+        actuator = actuator_of(settings, bus, fleet, view)
         scaling = ScalingController(
             ScalingParts(
                 fleet,
@@ -118,7 +120,7 @@ async def serve(settings: SchedulerSettings) -> None:
             "scaling policy": scaling_policy.run,
             "scaling wish": wishes.run,
             "brownout policy": brownout.run,
-            "brownout decisions": BrownoutFeed(bus, leader, decisions).run,
+            "brownout decisions": partial(follow_brownout, bus, leader, decisions),
             "index": partial(tidy_index, bus),
             "show": partial(_show, process.status, view, loop),
         }
@@ -133,6 +135,18 @@ async def serve(settings: SchedulerSettings) -> None:
         )
         await process.stop.wait()
         process.status.set_state("draining")
+
+
+async def follow_brownout(bus: Bus, leadership: Leadership, decisions: DecisionLog) -> None:
+    """Take the decisions of workers about brownout into the log while this scheduler leads, for ever."""
+    await follow_while_leading(
+        bus,
+        leadership,
+        DECISIONS,
+        _brownout_decisions,
+        decisions.note_brownout,
+        begin=decisions.refresh,  # not to log again what the leader before has logged
+    )
 
 
 async def _show(status: ServiceStatus, view: PlacementView, loop: PlacementLoop) -> None:

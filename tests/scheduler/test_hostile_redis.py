@@ -13,25 +13,20 @@ from structlog.testing import capture_logs
 
 from moesaic.cluster.brownout_view import POLICY, watch_brownout
 from moesaic.cluster.leadership import leadership
+from moesaic.cluster.placement_view import PlacementView, watch_placement
 from moesaic.cluster.redis.bus import Bus
 from moesaic.cluster.redis.connection import RedisConnection
-from moesaic.cluster.registry import (
-    Fleet,
-    PlacementView,
-    next_generation,
-    watch_fleet,
-    watch_placement,
-)
+from moesaic.cluster.registry import Fleet, next_generation, watch_fleet
 from moesaic.cluster.same_weights import same_weights
 from moesaic.messages.brownout import BrownoutPolicy
 from moesaic.messages.decisions import PlacementPolicy
 from moesaic.messages.registry import Weights
 from moesaic.messages.scaling import FleetShape, ScalingPolicy
 from moesaic.services.gateway.readiness import lacking_experts
-from moesaic.services.scheduler.brownout import BrownoutFeed
 from moesaic.services.scheduler.epochs.store import EpochStore
 from moesaic.services.scheduler.fleet import FleetProposer
 from moesaic.services.scheduler.log import DecisionLog
+from moesaic.services.scheduler.main import follow_brownout
 from moesaic.services.scheduler.planning.site_profiles import SiteProfiles
 from moesaic.services.scheduler.planning.traffic import TrafficFeed
 from moesaic.services.scheduler.scaling.feed import LoadFeed
@@ -130,8 +125,13 @@ async def test_every_look_goes_on_and_puts_right_what_is_its_own(
             SiteProfiles(bus, lead),
         )
         following = [
-            asyncio.create_task(feed.run())
-            for feed in (traffic, load, sites, BrownoutFeed(bus, lead, log))
+            asyncio.create_task(work)
+            for work in (
+                traffic.run(),
+                load.run(),
+                sites.run(),
+                follow_brownout(bus, lead, log),
+            )
         ]
         before = await store.allocate()
         await store.commit(placement(before))

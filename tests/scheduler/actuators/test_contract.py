@@ -8,12 +8,11 @@ import pytest
 
 from moesaic.errors import MoesaicError
 from moesaic.messages.scaling import FleetShape
-from moesaic.services.scheduler.scaling.actuators.registry import ACTUATORS
 from tests.redis_servers import RedisServers
 from tests.scheduler.actuators.platforms import MOST, PLATFORMS, THERE, Platform
 
 
-@pytest.fixture(params=ACTUATORS)
+@pytest.fixture(params=PLATFORMS)
 async def platform(
     request: pytest.FixtureRequest, redis_servers: RedisServers, tmp_path: Path
 ) -> AsyncIterator[Platform]:
@@ -85,13 +84,3 @@ class TestActuators:
         await actuator.apply(MOST)
 
         assert await actuator.intended() == MOST
-
-    async def test_workers_stay_when_it_closes(self, platform: Platform) -> None:
-        actuator = platform.actuator()
-        await actuator.apply(FleetShape(2, 2))
-        changed = platform.changes()
-
-        await actuator.close()
-
-        assert platform.changes() == changed
-        assert await platform.actuator().intended() == FleetShape(2, 2)

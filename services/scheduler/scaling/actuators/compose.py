@@ -86,9 +86,6 @@ class ComposeActuator:
         for side, service in self._services.items():
             await self._bring(service, getattr(wanted, side))
 
-    async def close(self) -> None:
-        """Do nothing: each call has had a connection of its own."""
-
     async def _bring(self, service: str, num_wanted: int) -> None:
         found = await self._engine.containers(service)
         serving = _serving(found)

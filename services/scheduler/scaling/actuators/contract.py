@@ -40,7 +40,3 @@ class Actuator(Protocol):
             MoesaicError: what it works with cannot be reached, or refuses.
         """
         ...
-
-    async def close(self) -> None:
-        """Let go of connections; workers stay as they are."""
-        ...

@@ -80,9 +80,6 @@ class KubernetesActuator:
         for side, deployment in DEPLOYMENTS.items():
             await self._bring(side, deployment, getattr(wanted, side))
 
-    async def close(self) -> None:
-        """Do nothing: each call has had a connection of its own."""
-
     async def _bring(self, side: str, deployment: str, num_wanted: int) -> None:
         for _ in range(_MOST_TRIES):
             scale = await self._scale_of(side, deployment)

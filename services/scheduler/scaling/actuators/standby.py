@@ -91,9 +91,6 @@ class StandbyActuator:
         if failures:
             raise failures[0]
 
-    async def close(self) -> None:
-        """Do nothing: each call has a connection of its own."""
-
     def _of(self, role: Role) -> list[WorkerRecord]:
         return [record for record in self._fleet.workers.values() if record.role == role]
 
