@@ -1,20 +1,20 @@
-"""The split of one layer's chosen experts: those computed as they are, and those served by united ones.
+"""The split of one layer's chosen experts: those computed exactly, and those served by united ones.
 
-Brownout (BrownoutServe section IV, algorithm 1): the experts that most rows chose stay, the others give
-their rows to the united expert of their group, or to nobody. The paper's listing compares the wrong way
-round (line 10); its prose and figure 5 are followed. Nothing is random, every tie goes to the lowest id,
-and shares are compared in whole numbers: processes that see the same rows split them alike.
+In brownout (BrownoutServe section IV, algorithm 1) the most popular experts stay. The others give their
+rows to the united expert of their group, or are dropped. The paper's listing has its comparison the
+wrong way round (line 10); its prose and figure 5 are followed. The split is deterministic: ties go to
+the lowest id, and shares are compared as integers. So processes that see the same rows split them alike.
 
-The words:
+Terms:
 
-* A *choice* is one row's wish for one expert. A choice is *degraded* if not its own expert serves it.
-* A *level* is what some rows are promised: in a batch by these rows alone, the most popular experts that
-  have at least this share of all choices would stay. 1 promises every expert. Rows of one phase share
-  their counts.
+* A *choice* is one row's wish for one expert. It is *degraded* if another expert, or none, serves it.
+* A *level* is a promise to some rows. In a batch of these rows alone, the most popular experts that have
+  at least this share of all choices would stay. 1 promises every expert. Rows of one phase share their
+  counts.
 * An expert that a promise keeps for any row stays for all: its weights are read anyway.
-* Experts are *in order* by how many choose them, the paper's rule. By the rule ``instances`` the most popular
-  one of each instance comes first, then the second of each, and so on: what a promise leaves over goes from
-  the instance that has most to compute, and a layer takes as long as that one.
+* Experts are *in order* by the number of rows that choose them, as in the paper. The rule ``instances``
+  takes the most popular one of each instance first, then the second of each, and so on. So the busiest
+  instance gives up most experts, and a layer takes as long as its busiest instance.
 """
 
 from dataclasses import dataclass
@@ -52,10 +52,10 @@ class Choices:
     """The choices of a batch after the split.
 
     Attributes:
-        ids: int32 ``[T, k]``: an expert, ``num_experts + j`` for united expert ``j``, or -1 for nobody.
-        weights: float32 ``[T, k]``: 0 where nobody serves; of a united expert, the sum of those of the
-            row's choices that it serves.
-        degraded: int32 ``[T]``: choices of each row that its own experts do not serve.
+        ids: int32 ``[T, k]``: an expert, ``num_experts + j`` for united expert ``j``, or -1 if dropped.
+        weights: float32 ``[T, k]``, 0 if dropped. A united expert's weight is the sum over the row's choices
+            that it serves.
+        degraded: int32 ``[T]``: choices of each row that their own experts do not serve.
     """
 
     ids: NDArray[np.int32]
@@ -68,10 +68,10 @@ class Layer:
     """Facts of one layer that the split depends on.
 
     Attributes:
-        num_experts: its own, without united ones.
-        rung: how it is degraded.
-        lost: bool ``[num_experts]``: experts that nobody can serve now; None: there are none.
-        homes: int32 ``[num_experts]``, 0 or more: the instance that has each expert; None: all are in one place.
+        num_experts: number of experts, without united ones.
+        rung: how choices are degraded.
+        lost: bool ``[num_experts]``: experts that no worker can serve now; None: there are none.
+        homes: int32 ``[num_experts]``, at least 0: the instance of each expert; None: all are on one.
     """
 
     num_experts: int
@@ -94,7 +94,7 @@ def split_choices(
         topk_weights: float32 ``[T, k]``.
         levels: the promises, at most ``MAX_LEVELS``.
         level_of_row: uint8 ``[T]``, indices of ``levels``.
-        layer: the one that rows pass.
+        layer: facts of the layer.
     """
     stay = staying(topk_ids, levels, level_of_row, layer)
     num_experts, way, instead = layer.num_experts, layer.rung.way, layer.rung.instead
@@ -156,7 +156,7 @@ def _by_instances(in_order: NDArray[np.int64], homes: NDArray[np.int32]) -> NDAr
 
 
 def _keep_lone(stay: NDArray[np.bool_], chosen: NDArray[np.bool_], way: int) -> None:
-    """Let an expert stay that would be the only one of its group to go: that would save nothing."""
+    """Keep an expert that alone of its group would be degraded: degrading it would save nothing."""
     going = np.flatnonzero(chosen & ~stay)
     groups, counts = np.unique(going // way, return_counts=True)
     lone = groups[counts == 1]
@@ -169,9 +169,9 @@ def _keep_heaviest(
     topk_ids: NDArray[np.int32],
     topk_weights: NDArray[np.float32],
 ) -> None:
-    """Let each row keep its heaviest choice: without it, the popular ones of a row are a poor stand-in.
+    """Keep each row's heaviest choice: popular experts alone are a poor stand-in for it.
 
-    Its expert does not stay for others. Otherwise more would stay the lower a promise is.
+    Its expert does not stay for other rows. Otherwise a lower promise would keep more experts.
     """
     for row, (ids, weights) in enumerate(zip(topk_ids, topk_weights, strict=True)):
         wanted = zip(-weights, ids, range(len(ids)), strict=True)
@@ -187,7 +187,7 @@ def _unite(
     num_experts: int,
     way: int,
 ) -> None:
-    """Give a row's degraded choices to united experts, each of them once with the sum of their weights."""
+    """Give a row's degraded choices to united experts, each once, with the sum of their weights."""
     first: dict[int, int] = {}
     for choice in np.flatnonzero(degraded):
         united = num_experts + ids[choice] // way
@@ -205,7 +205,7 @@ def _leave_out(
     *,
     same_sum: bool,
 ) -> None:
-    """Serve a row's degraded choices by nobody; with ``same_sum`` the others weigh as much as all did."""
+    """Drop a row's degraded choices; with ``same_sum`` the remaining weights are scaled to the former sum."""
     whole, kept = (_sum_in_order(part) for part in (weights, weights[~degraded]))
     ids[degraded], weights[degraded] = NOBODY, 0
     if same_sum and kept:

@@ -22,15 +22,15 @@ class QueueState:
     """The work of an engine at one moment.
 
     Attributes:
-        now_s: the moment, on any clock that does not go back.
-        waiting_requests: that have no place in steps.
-        waiting_tokens: of prompts, not computed yet; those of prompts under way too.
-        oldest_wait_s: of the requests that have not begun.
+        now_s: the moment, by any monotonic clock.
+        waiting_requests: requests that have no place in steps.
+        waiting_tokens: prompt tokens not computed yet, those of prompts in progress included.
+        oldest_wait_s: longest wait of a request that has not begun.
         answers: generations that get a token in each step.
-        step_rows: rows of prompts that one step may have.
-        places: requests that a step may have rows of, at least 1.
-        free_places: of these.
-        idle_s: that the engine had nothing to do for, before this moment.
+        step_rows: most prompt rows of one step.
+        places: most requests with rows in one step, at least 1.
+        free_places: places that are free now.
+        idle_s: time before this moment in which the engine was idle.
     """
 
     now_s: float
@@ -49,11 +49,11 @@ class StepTaken:
     """One step that was computed.
 
     Attributes:
-        now_s: its end.
-        seconds: it took.
+        now_s: time of its end.
+        seconds: its duration.
         prompt_rows: rows of prompts.
         answer_rows: rows of generations, one for each.
-        thresholds: that it ran at.
+        thresholds: its thresholds.
     """
 
     now_s: float
@@ -68,9 +68,9 @@ class Latency:
     """The latency of one token.
 
     Attributes:
-        at_s: the token's time.
-        seconds: to the first token from submission, or from one token to the next.
-        share: of the target of the request's class.
+        at_s: time of the token.
+        seconds: from submission to the first token, or between two tokens.
+        share: latency as a share of the target of the request's class.
     """
 
     at_s: float

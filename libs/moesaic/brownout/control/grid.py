@@ -21,23 +21,23 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True)
 class Demand:
-    """The work that is there, and that which comes.
+    """The work that is waiting, and the work that arrives.
 
     Attributes:
-        backlog_rows: of prompts that wait.
-        queue_age_s: time that the oldest request has waited for, as far as the queue explains it.
-        arriving_rows_per_s: of prompts.
-        prompt_rows: of a usual prompt.
-        step_rows: of prompts, that a step gets while some wait.
+        backlog_rows: prompt rows that wait.
+        queue_age_s: wait of the oldest request, as far as the queue explains it.
+        arriving_rows_per_s: prompt rows that arrive.
+        prompt_rows: mean rows of a prompt.
+        step_rows: prompt rows that a step computes while some wait.
         answers: generations that get a token in each step.
-        lacking_places: requests that have no place in steps, less the free places; below 0: some are free.
-        places: requests that a step may have rows of.
-        requests_per_s: requests, of late.
-        lasting_requests_per_s: requests of a longer time.
-        answer_tokens: of a usual answer; 0: not known.
-        answer_variance: of these tokens.
-        late_rows: rows of prompts in the last steps.
-        noise: part by which steps are slower than predicted, at their 90th percentile; at least 1.
+        lacking_places: requests without a place in steps, less the free places; negative: places are free.
+        places: most requests with rows in one step.
+        requests_per_s: requests that arrived recently.
+        lasting_requests_per_s: the same over a longer time.
+        answer_tokens: mean tokens of an answer; 0: unknown.
+        answer_variance: variance of the tokens of an answer.
+        late_rows: prompt rows of the last steps.
+        noise: 90th percentile of a step's duration over its prediction; at least 1.
     """
 
     backlog_rows: float
@@ -60,12 +60,12 @@ class ThresholdGrid:
     """Predictions for each pair of levels; arrays are float64 ``[levels of prefill, levels of decode]``.
 
     Attributes:
-        here: place of the thresholds in force.
-        wait_s: of a request that came now, until its prompt could begin.
-        served_s: from then to its first token.
-        tpot_s: 90th percentile.
-        steady_ttft_s: 90th percentile if requests go on to come as they did for a longer time; 0: unknown.
-        steady_tpot_s: likewise.
+        here: indices of the thresholds in force.
+        wait_s: wait of a request that came now, until its prompt could begin.
+        served_s: time from then to its first token.
+        tpot_s: 90th percentile of TPOT.
+        steady_ttft_s: 90th percentile of TTFT at the arrival rate of a longer time; 0: unknown.
+        steady_tpot_s: the same for TPOT.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class ThresholdGrid:
         return found
 
     def lone_s(self) -> tuple[float, float]:
-        """Predict TTFT and TPOT of a request that is alone, at the lowest thresholds."""
+        """Predict TTFT and TPOT of a lone request at the lowest thresholds."""
         first = self._seconds(self._demand.prompt_rows, 0)[-1, -1]
         return float(first), float(self._seconds(0, 1)[-1, -1])
 
@@ -159,9 +159,9 @@ class ThresholdGrid:
         return found
 
     def _request_s(self) -> Array:
-        """Time from one request's end to the next one's, while as many are under way as steps have room for.
+        """Mean time between the ends of two requests, while every place in steps is taken.
 
-        Zeros as long as nothing is known of answers.
+        Zeros while nothing is known of answers.
         """
         demand = self._demand
         if not demand.answer_tokens:
@@ -171,17 +171,17 @@ class ThresholdGrid:
         return step_s / ends
 
     def _most_ends_of_a_step(self) -> float:
-        """Requests that begin and end in a full step: it has one row for each later token of an answer."""
+        """Requests that begin and end in a full step, which has one row for each later token of an answer."""
         demand = self._demand
         by_places = demand.places / demand.answer_tokens
         return min(by_places, demand.step_rows / demand.prompt_rows)
 
     def _steady(self) -> tuple[Array, Array]:
-        """Predict the 90th percentiles of TTFT and TPOT if requests go on to come as they did for a longer time.
+        """Predict the 90th percentiles of TTFT and TPOT at the arrival rate of a longer time.
 
-        A queue with several servers: a request waits with probability ``used ** (sqrt(2 * (places + 1)) - 1)``
-        (Sakasegawa's approximation), and then for a time that is exponentially distributed, and shorter the
-        less answers differ (Allen and Cunneen's).
+        The engine is a queue with several servers. By Sakasegawa's approximation a request waits with
+        probability ``used ** (sqrt(2 * (places + 1)) - 1)``. Its wait is exponentially distributed; by Allen
+        and Cunneen, it is shorter if answers differ less in length.
         """
         demand, each_s = self._demand, self._each_s
         if not demand.answer_tokens or not demand.lasting_requests_per_s:
@@ -201,7 +201,7 @@ class ThresholdGrid:
         return wait_s + self.served_s, step_s * demand.noise
 
     def _drained_s(self, rows: Array) -> Array:
-        """Time to compute so many rows of prompts, in whole steps."""
+        """Time to compute these rows of prompts, in whole steps."""
         row_s = (self._speed.parts(1, 0).prompts / self._factors[0])[:, None]
         rest_s = self._full_step_s - self._demand.step_rows * row_s  # of each step, rows aside
         steps = np.maximum(1.0, rows / self._demand.step_rows)

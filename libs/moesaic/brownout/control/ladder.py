@@ -5,9 +5,9 @@ Rung         Entered when
 ===========  =======================================================================================
 queue        always: a request waits its turn
 degrade      mode ``paper``: by measured latencies; ``auto``: by predicted ones
-shed         mode ``auto``: no lower threshold helps, and a request that came now would wait for more than
-             ``SHED_ABOVE`` of the time that the target of TTFT leaves; until it would wait for less than
-             ``SHED_BELOW`` of it. Standard requests are refused
+shed         mode ``auto``: no lower threshold helps, and a new request would wait for more than
+             ``SHED_ABOVE`` of the time that the TTFT target leaves. Standard requests are refused,
+             until a new request would wait for less than ``SHED_BELOW`` of that time
 exact waits  an exact request is never degraded or shed; it is refused if it would wait longer than
              ``exact_wait_s``
 scale        advice alone: shedding or degrading has lasted for ``SCALE_AFTER_S``
@@ -50,13 +50,13 @@ class LadderState:
     """The state of the ladder after one decision.
 
     Attributes:
-        thresholds: from now on.
+        thresholds: thresholds from now on.
         shedding: new standard requests are refused.
-        retry_after_s: for those that are refused.
-        wait_s: that a request would have ahead of it now; 0: unknown.
+        retry_after_s: time after which refused requests should be tried again.
+        wait_s: wait of a request that came now; 0: unknown.
         unreachable: phases whose target a lone request misses at the lowest thresholds.
         scale: advice to add capacity; empty: none.
-        inputs: the decision was made from.
+        inputs: observations behind the decision.
         ttft_s: predicted 90th percentile; ``None``: nothing is predicted.
         tpot_s: likewise.
     """
@@ -93,18 +93,18 @@ class Ladder:
         self._predictive = PredictiveControl(policy, self.arrivals)
 
     def set_policy(self, policy: BrownoutPolicy) -> None:
-        """Decide by ``policy`` from now on; what was learned of latencies and speed is kept."""
+        """Decide by ``policy`` from now on; measured latencies and speed are kept."""
         self.policy = policy
         for window in self.windows.values():
             window.window_s = policy.window_s
         self._predictive = PredictiveControl(policy, self.arrivals, self._predictive.speed)
 
     def note_latency(self, phase: Phase, now_s: float, seconds: float, *, exact: bool) -> None:
-        """Take note of a first token (prefill) or of a later one (decode).
+        """Record the latency of a first token (prefill) or of a later one (decode).
 
         Args:
-            phase: of the token.
-            now_s: its time.
+            phase: phase of the token.
+            now_s: time of the token.
             seconds: since the request was submitted, or since the token before.
             exact: the request must not be degraded.
         """
@@ -112,14 +112,14 @@ class Ladder:
         self.windows[phase].add(Latency(now_s, seconds, seconds / target_s))
 
     def note_step(self, step: StepTaken, step_rows: int) -> None:
-        """Take note of a step that might have had ``step_rows`` of prompts."""
+        """Record a step that had room for ``step_rows`` of prompts."""
         self._predictive.stepped(step, step_rows)
 
     def admit(self, *, exact: bool) -> None:
         """Let a request join the queue, or refuse it.
 
         Raises:
-            Overloaded: it is shed, or would wait for too long; with the time after which to retry.
+            Overloaded: it is shed, or would wait for too long; the error says when to retry.
         """
         rung, policy = self.rung, self.policy
         if not exact:
@@ -179,8 +179,8 @@ class Ladder:
     def _most_wait_s(self, prediction: Prediction) -> float:
         """Longest wait before its prompt that a request may have.
 
-        Where the target leaves hardly any, as long as ``MOST_SHARED`` lone requests take: steps compute those
-        who wait together, so to refuse some would not let others begin earlier.
+        At least the time of ``MOST_SHARED`` lone requests, even where the target leaves less. Steps compute
+        requests that wait together, so refusing some would not let others begin earlier.
         """
         served_s = prediction.served_s
         return max(self.policy.slo_ttft_s - served_s, MOST_SHARED * served_s)
@@ -218,7 +218,7 @@ class Ladder:
 
 
 class SparseDecisions:
-    """Tells a decision if a threshold has moved far, if shedding begins or ends, or if advice is new."""
+    """Reports a decision if a threshold has moved far, if shedding begins or ends, or if advice is new."""
 
     def __init__(self) -> None:
         self._told, self._told_s = LadderState(), float("-inf")
@@ -228,16 +228,16 @@ class SparseDecisions:
         self._untaken: list[BrownoutDecision] = []
 
     def note(self, now_s: float, at: float, ladder: Ladder, refused: int = 0) -> bool:
-        """Take note of the ladder's last decision.
+        """Record the ladder's last decision.
 
         Args:
-            now_s: the time of the decision.
+            now_s: time of the decision.
             at: the same, in seconds since 1970.
-            ladder: that decided.
-            refused: requests so far.
+            ladder: the ladder that decided.
+            refused: requests refused so far.
 
         Returns:
-            True if it is told.
+            True if the decision is reported.
         """
         self._measure(now_s, ladder)
         rung, told = ladder.rung, self._told
@@ -272,16 +272,16 @@ class SparseDecisions:
         return True
 
     def take(self) -> list[BrownoutDecision]:
-        """Return what there is to tell since the last call, without names of a worker."""
+        """Return the reports since the last call, without names of a worker."""
         taken, self._untaken = self._untaken, []
         return taken
 
     def has_more(self, rung: LadderState) -> bool:
-        """True if there will be something to tell, even if ``rung`` does not change."""
+        """True if there will be something to report, even if ``rung`` does not change."""
         return bool(self._open) or _is_news(rung, self._told)
 
     def _measure(self, now_s: float, ladder: Ladder) -> None:
-        """Tell decisions again whose window has passed."""
+        """Report decisions again whose window has passed."""
         for made_s, decision in [*self._open]:
             until_s = made_s + ladder.policy.window_s
             if now_s < until_s:
@@ -306,7 +306,7 @@ def _is_news(rung: LadderState, told: LadderState) -> bool:
 
 
 def _reason(rung: LadderState, told: LadderState, mode: BrownoutMode, *, is_over: bool) -> str:
-    """Say why ``rung`` is unlike what was told last."""
+    """Say how ``rung`` differs from the last one reported."""
     if mode in ("off", "manual"):
         return f"mode {mode}"
     reasons = []

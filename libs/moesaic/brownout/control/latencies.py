@@ -39,7 +39,7 @@ class LatencyWindow:
 
         Args:
             now_s: end of the window.
-            begun_since_s: samples whose time began before this do not count.
+            begun_since_s: samples that began earlier do not count.
         """
         return percentile_90(
             sample.share

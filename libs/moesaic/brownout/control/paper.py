@@ -10,8 +10,8 @@ above the target                is multiplied by ``shrink``
 otherwise, or without samples   stays
 ==============================  =======================
 
-Every latency of the window counts, so that one overload is answered in each iteration until the window
-has passed.
+Every latency of the window counts, so every iteration reacts to one overload until its latencies
+have left the window.
 """
 
 from moesaic.brownout.control.contract import PHASES, Phase, Thresholds
@@ -25,7 +25,7 @@ def next_threshold(threshold: float, p90_share: float | None, policy: BrownoutPo
     """Return the threshold after one iteration, before it is bounded from below.
 
     Args:
-        threshold: in force.
+        threshold: the threshold in force.
         p90_share: 90th percentile of recent latencies, as a share of the target; ``None``: there are none.
         policy: gives ``warning``, ``increment`` and ``shrink``.
     """

@@ -1,31 +1,31 @@
 """Thresholds by predicted latencies: fall at once and far enough, rise slowly when it is safe. Pure.
 
-For every pair of thresholds, in tenths, it predicts by the queue, by the prompts that arrive, and by
-the time that steps take:
+Latencies are predicted for every pair of thresholds, in steps of a tenth. Inputs are the queue, the
+arriving prompts and the times of steps.
 
-* TTFT: the wait behind all tokens of prompts that wait now, and behind the requests that wait for a
-  place in steps; behind those that will wait after some time at this rate of arrivals; or the age of
-  the queue, where that is more.
-* TPOT: the 90th percentile of steps with the rows that steps had lately, and that those for the queue
-  will have.
-* Both as they are in the steady state of a queue with this rate of arrivals: for a rise, and for a fall
-  once places in steps are short.
+* TTFT is the largest of three: the wait behind all prompts and requests in the queue, the same
+  after some time at this arrival rate, and the queue's age.
+* TPOT is the 90th percentile of steps with as many rows as recent steps had and the queue will need.
+* Both are also predicted for the steady state of a queue with this arrival rate. This counts for a
+  rise, and for a fall once places in steps are short.
 
 ==========================================  =====================================================
 The pair in force                           Then
 ==========================================  =====================================================
-would miss a target less ``MARGINS``        the highest lower pair that holds them; if there is
+would miss a target less ``MARGINS``        the highest lower pair that meets them; if there is
                                             none, the highest of those that come closest
 could be higher, by far, for ``CALM_S``     rises by ``RISE``, and ``RISE_EVERY_S`` later again; after
                                             rises in vain it waits for longer
 otherwise                                   stays
 ==========================================  =====================================================
 
-"By far" is a longer look ahead and a wider margin, so that noise around a target changes nothing.
-Among pairs that come equally close the highest one is taken, and a phase whose lower threshold was
-measured to bring nothing stays exact, until that evidence has aged. If a target is missed meanwhile it
-is tried again for ``TRIAL_S``, after a pause that doubles. A target that a lone request would
-miss at the lowest thresholds counts for nothing: to degrade others would not help it.
+"By far" means a longer look ahead and a wider margin, so that noise around a target changes nothing.
+Of pairs that come equally close, the highest is taken.
+
+If lowering a phase's threshold was measured to gain nothing, the phase stays exact until that evidence
+has aged. If a target is missed meanwhile, a lower threshold is tried for ``TRIAL_S``, after a pause
+that doubles. A target that a lone request would miss at the lowest thresholds is ignored: degrading
+others would not help it.
 """
 
 import math
@@ -46,10 +46,10 @@ ANSWER_PART = 0.05  # of an answer, in what is usual
 
 
 class FadingRate:
-    """An amount per second, older amounts counting less."""
+    """An amount per second; older amounts count less."""
 
     def __init__(self, seconds: float) -> None:
-        """Let an amount count for the less, the more of ``seconds`` have passed."""
+        """Decay the amount by the ``seconds`` that have passed."""
         self._seconds = seconds
         self._amount, self._until_s = 0.0, 0.0
         self._begun_s: float | None = None
@@ -62,7 +62,7 @@ class FadingRate:
         self._until_s = now_s
 
     def per_s(self, now_s: float) -> float:
-        """Return the amount each second."""
+        """Return the amount per second."""
         if self._begun_s is None:
             return 0.0
         # The first amounts must not count as if there had been none for long.
@@ -77,12 +77,12 @@ class Arrivals:
     """The requests that arrive.
 
     Attributes:
-        tokens: of prompts, of late.
-        requests: of late.
-        prompt_tokens: of a usual prompt.
-        answer_tokens: of a usual answer; 0 before any has ended.
-        answer_variance: of these tokens.
-        computed: part of prompts whose KV is not there already.
+        tokens: prompt tokens that arrived recently.
+        requests: requests that arrived recently.
+        prompt_tokens: mean tokens of a prompt.
+        answer_tokens: mean tokens of an answer; 0 before any has ended.
+        answer_variance: variance of the tokens of an answer.
+        computed: share of prompt tokens whose KV is not cached.
     """
 
     def __init__(self) -> None:
@@ -93,26 +93,26 @@ class Arrivals:
         self.answer_tokens = self.answer_variance = 0.0
 
     def add(self, now_s: float, tokens: int) -> None:
-        """Take note of a request with so many tokens in its prompt."""
+        """Record a request by the tokens of its prompt."""
         self.tokens.add(now_s, tokens)
         self.requests.add(now_s, 1)
         self._lasting.add(now_s, 1)
         self.prompt_tokens += (0.1 if self.prompt_tokens else 1.0) * (tokens - self.prompt_tokens)
 
     def lasting_per_s(self, now_s: float) -> float:
-        """Return the requests that surely arrive each second, of a longer time.
+        """Return a lower bound of the requests per second, over a longer time.
 
-        So many as were counted may come by chance where fewer do: one standard deviation is left out.
+        The bound is one standard deviation below the count, which chance may have raised.
         """
         per_s = self._lasting.per_s(now_s)
         return max(0.0, per_s - math.sqrt(per_s / (2 * LASTING_S)))
 
     def began(self, tokens: int, cached: int) -> None:
-        """Take note of a prompt's tokens, and of those whose KV was there already."""
+        """Record a prompt's tokens, and those whose KV was cached."""
         self.computed += 0.05 * (1 - cached / max(1, tokens) - self.computed)
 
     def ended(self, tokens: int) -> None:
-        """Take note of the tokens of an answer that has ended."""
+        """Record the tokens of an answer that has ended."""
         self._num_ended += 1
         part, off = max(ANSWER_PART, 1 / self._num_ended), max(1, tokens) - self.answer_tokens
         # Of the first answers the mean, and what they differ from it.
@@ -140,15 +140,15 @@ TRIAL_S, PAUSES_S = 2.0, (5.0, 160.0)  # first and longest pause from one trial 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A decision with what it is expected to bring.
+    """A decision with its expected results.
 
     Attributes:
-        thresholds: from now on.
+        thresholds: thresholds from now on.
         ttft_s: predicted 90th percentile at these; ``None``: too little is known.
         tpot_s: likewise.
-        wait_s: of a request that came now, until its prompt could begin.
-        served_s: from then to its first token.
-        at_lowest: a target is missed, and lower thresholds would bring no more.
+        wait_s: wait of a request that came now, until its prompt could begin.
+        served_s: time from then to its first token.
+        at_lowest: a target is missed, and lower thresholds would not help.
         unreachable: phases whose target a lone request misses at the lowest thresholds.
     """
 
@@ -187,7 +187,7 @@ class PredictiveControl:
         self._fine_since_s = [-math.inf, -math.inf]
 
     def stepped(self, step: StepTaken, step_rows: int) -> None:
-        """Take note of a step that might have had ``step_rows`` of prompts."""
+        """Record a step that had room for ``step_rows`` of prompts."""
         expected = self.speed.seconds(step.prompt_rows, step.answer_rows, step.thresholds)
         if self.speed.is_known and expected > 0:
             self._steps.append((step.prompt_rows, step.seconds / expected))
@@ -205,7 +205,7 @@ class PredictiveControl:
         """Decide about both thresholds.
 
         Args:
-            state: of the engine, now.
+            state: state of the engine now.
             current: thresholds in force.
             windows: latencies of each phase.
         """
@@ -248,7 +248,7 @@ class PredictiveControl:
         )
 
     def _tries(self, now_s: float, *, missed: bool) -> bool:
-        """True while a phase is lowered again although that was measured to bring nothing."""
+        """True while a phase is lowered although that was measured to gain nothing."""
         if all(self._useful):
             self._tries_next_s, self._pause_s = now_s + PAUSES_S[0], PAUSES_S[0]
         elif missed and now_s >= self._tries_next_s:
@@ -301,7 +301,7 @@ class PredictiveControl:
         return found
 
     def _risen(self, now_s: float, here: Place, calm: Array) -> Place:
-        """Return a higher place, once it would have been calm for long enough; else ``here``."""
+        """Return the place of higher thresholds once these would have met the targets long enough; else ``here``."""
         rise = round(RISE / STEP)
         wanted = max(0, here[0] - rise), max(0, here[1] - rise)
         options = [wanted, (here[0], wanted[1]), (wanted[0], here[1])]
@@ -321,9 +321,9 @@ class PredictiveControl:
     def _correct(
         self, now_s: float, grid: ThresholdGrid, windows: dict[Phase, LatencyWindow]
     ) -> None:
-        """Let latencies above a target, while predicted below it, correct predictions.
+        """Correct predictions by latencies that exceed a target and were predicted to meet it.
 
-        What began before it was predicted to be below, or at other thresholds, says nothing.
+        Requests that began before that prediction, or at other thresholds, do not count.
         """
         passed_s = now_s - (self._decided_s if self._decided_s is not None else now_s)
         self._decided_s = now_s

@@ -1,15 +1,13 @@
-"""The time of a step by its rows and by its thresholds, learned from the steps that were taken. Pure.
+"""The time of a step by its rows and its thresholds, learned from past steps. Pure.
 
-An exact step takes a time of its own, and a time for each row of a prompt and of an answer. The three
-are fitted to the last steps, newer ones counting more. Thresholds make each phase's part faster: a
-phase at threshold ``t`` is ``exp(b * (1 - t))`` times as fast as an exact one. What a step has of its
-own belongs to the phase that has more rows.
+An exact step takes a constant time, and a time for each row of a prompt and of an answer. The three
+are fitted to the last steps; newer ones count more. At threshold ``t`` a phase is ``exp(b * (1 - t))``
+times as fast as an exact one. The constant belongs to the phase with more rows.
 
-``b`` is learned from contrasts alone: the first steps after a threshold has changed, beside what the
-steps before it let one expect. So a machine that becomes slower for other reasons teaches nothing
-about brownout. The more other steps differ from what was expected of them, the less a contrast
-counts; before ``LEARNS_AFTER`` steps nothing is expected well enough. Before there is evidence, and
-again as it ages, ``b`` is taken to be ``log(1.3)``.
+``b`` is learned from contrasts alone: the first steps after a change of threshold, against what the
+steps before it predict. So a machine that slows down for other reasons teaches nothing about
+brownout. A contrast counts less if other steps were predicted badly, and not at all before
+``LEARNS_AFTER`` steps. Without evidence ``b`` is ``log(1.3)``, and it returns there as evidence ages.
 """
 
 import math
@@ -38,7 +36,7 @@ FAMILIAR = 1.25  # times the rows of late: larger steps tell nothing about thres
 
 
 class StepParts(NamedTuple):
-    """Seconds of an exact step: its own, its prompts' and its answers'."""
+    """Seconds of an exact step: its constant, its prompts' and its answers'."""
 
     own: float
     prompts: float
@@ -46,7 +44,7 @@ class StepParts(NamedTuple):
 
     @property
     def of_phases(self) -> tuple[float, float]:
-        """The parts of prefill and decode; the step's own belongs to the larger."""
+        """The parts of prefill and decode; the constant belongs to the larger."""
         prefill = self.prompts >= self.answers and self.prompts > 0
         return self.prompts + self.own * prefill, self.answers + self.own * (not prefill)
 
@@ -67,16 +65,16 @@ class StepSpeed:
 
     @property
     def is_known(self) -> bool:
-        """False while too few steps were taken to predict any."""
+        """False while too few steps were computed for a prediction."""
         return self._num_steps >= KNOWN_AFTER
 
     @property
     def gains(self) -> Thresholds:
-        """Times as fast as exact that each phase is taken to be at threshold 0."""
+        """Speed-up that each phase is taken to have at threshold 0."""
         return Thresholds(*(math.exp(self._exponent(i)) for i in (0, 1)))
 
     def parts(self, prompt_rows: float, answer_rows: float) -> StepParts:
-        """Return the seconds of an exact step with such rows."""
+        """Return the seconds of an exact step with these rows."""
         own, answer, prompt = self._exact.cost().unit_s
         return StepParts(own, prompt * prompt_rows, answer * answer_rows)
 
@@ -86,11 +84,11 @@ class StepSpeed:
         return prefill / self.factor(0, at.prefill) + decode / self.factor(1, at.decode)
 
     def factor(self, phase: int, threshold: float) -> float:
-        """Return how many times as fast a phase (0: prefill, 1: decode) is at a threshold."""
+        """Return the speed-up of a phase (0: prefill, 1: decode) at a threshold."""
         return math.exp(self._exponent(phase) * (1 - threshold))
 
     def doubt(self) -> None:
-        """Let what is learned next count for more than what was learned before."""
+        """Let later evidence count for more than earlier evidence."""
         self._evidence = [DOUBTED * value for value in self._evidence]
         self._weight = [DOUBTED * value for value in self._weight]
 
@@ -123,7 +121,7 @@ class StepSpeed:
         ]
 
     def _learn(self, step: StepTaken) -> None:
-        """Compare a step with what was expected of it."""
+        """Compare a step with its prediction."""
         rows = step.prompt_rows, step.answer_rows
         parts = self.parts(*rows).of_phases
         if not sum(parts) or not self._is_familiar(rows):

@@ -45,7 +45,7 @@ def read_config(
     """Read the fields of both files, and the tokenizer of the directory, if one is given.
 
     Raises:
-        CheckpointError: as ``load_config`` does.
+        CheckpointError: the same as of ``load_config``.
     """
     model_type = fields.choice("model_type", tuple(FAMILIES))
     family = FAMILIES[model_type]

@@ -10,7 +10,7 @@ def with_context(config: ModelConfig, max_model_len: int) -> ModelConfig:
     """Cut a model's context to ``max_model_len`` tokens, or let it be as long as its rotation is scaled for.
 
     Args:
-        config: of the model.
+        config: configuration of the model.
         max_model_len: tokens of prompt and answer together; 0: as many positions as ``config.json`` says.
 
     Raises:

@@ -1,8 +1,9 @@
 """The division of an attention instance's weights among its ranks. Needs no torch.
 
-Heads are divided, and with them the projections of queries, keys and values by outputs, and that of the
-output by inputs; MLPs by their inner width; the head by its vocabulary (Megatron-LM, arXiv:1909.08053,
-section 3). Latents, norms and gates are whole in every rank.
+Weights are divided as in Megatron-LM (arXiv:1909.08053, section 3). Ranks divide attention by its
+heads: projections of queries, keys and values by outputs, the output's projection by inputs. MLPs
+are divided by their inner width, the head by its vocabulary. Every rank has all latents, norms and
+gates.
 """
 
 from dataclasses import dataclass, replace
@@ -38,7 +39,7 @@ class Division:
     """The part of one rank.
 
     Attributes:
-        rank: of ``ranks``, 0 leads.
+        rank: rank in ``0..ranks-1``; 0 leads.
         ranks: 1 or more.
         kv_parts: parts of the keys' and values' heads; ranks beyond share them.
     """
@@ -48,7 +49,7 @@ class Division:
     kv_parts: int
 
     def cut_of(self, name: str) -> Cut | None:
-        """Return the part of the tensor ``name`` (spelled behind its layer) that is here; None: all of it."""
+        """Return this rank's part of the tensor ``name`` (without its layer's prefix); None: all of it."""
         stem = name.rsplit(".", 1)[0]
         if name.endswith(_BY_INPUTS):
             return Cut(1, self.rank, self.ranks)
@@ -78,7 +79,7 @@ def divide(config: ModelConfig, rank: int, ranks: int) -> Division:
     """Divide a model among ``ranks``, of which ``rank`` is here.
 
     Raises:
-        UnusableSettings: its heads or widths cannot be divided so.
+        UnusableSettings: its heads or widths cannot be divided into this number of ranks.
     """
     attention = config.attention
     _require(attention.num_heads, ranks, "attention heads")

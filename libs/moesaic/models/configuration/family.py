@@ -1,4 +1,4 @@
-"""The words in which a family of models is told as data: one file each in ``families``. Needs no torch."""
+"""The schema of a family of models, which is data: one file each in ``families``. Needs no torch."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,18 +22,18 @@ MATRICES = ("gate_proj", "up_proj", "down_proj")
 
 @dataclass(frozen=True)
 class SparseNames:
-    """One way to name the tensors of a sparse layer, behind the layer's prefix.
+    """One way to name the tensors of a sparse layer, after the layer's prefix.
 
     Attributes:
         gate: ``[E, H]``.
         experts: gate, up and down of an expert, whose number takes the place of ``{}``; or of all experts together,
             ``[E, 2I, H]``, gate before up, and ``[E, H, I]``.
-        correction: ``[E]``, behind ``correction_axes``, if the model has it.
+        correction: ``[E]``, after ``correction_axes``, if the model has it.
         correction_axes: axes of length 1 in front.
         shared: gate, up and down of the shared experts, or gate and up in one, and down; if the model has any.
         shared_gate: ``[1, H]``, if the model has it.
         gate_bias: ``[E]``, if the model has it.
-        biases: of all experts together, ``[E, 2I]`` and ``[E, H]``, if the model has them.
+        biases: biases of all experts together, ``[E, 2I]`` and ``[E, H]``, if the model has them.
         by_turns: all experts together are ``[E, H, 2I]``, where gates and ups take turns, as they do in their biases,
             and ``[E, I, H]``.
     """
@@ -87,13 +87,13 @@ class FamilyParts:
     """The parts in which models differ, read from one ``config.json``.
 
     Attributes:
-        attention: of every layer.
-        moe: of the sparse layers.
+        attention: attention of every layer.
+        moe: experts and gates of the sparse layers.
         moe_layers: indices of these.
-        dense_size: of the MLP in the others.
+        dense_size: inner width of the MLP in the other layers.
         interleaved: rotated pairs are neighbours, not halves.
-        embedding_multiplier: of what the embedding gives.
-        residual_multiplier: of what attention and MLPs add to the residual stream.
+        embedding_multiplier: factor on the embedding's output.
+        residual_multiplier: factor on what attention and MLPs add to the residual stream.
         logits_scaling: logits are divided by it.
     """
 
@@ -118,7 +118,7 @@ class Family:
             takes it means something else by it than by leaving the field out.
         read: reads the parts, with the defaults filled in.
         layouts: names of the tensors of sparse layers; the published ones first.
-        spellings: by the name of a field, another one for the same that the class takes too.
+        spellings: by the name of a field, another name that the class accepts for it.
         unused: patterns of tensors that its files carry and no forward pass uses.
     """
 

@@ -66,8 +66,8 @@ class Fields:
         """Return the same fields with defaults.
 
         Args:
-            defaults: for fields that are not there.
-            spellings: by the name of a field, another one for the same.
+            defaults: values of missing fields.
+            spellings: by the name of a field, another name for it.
 
         Raises:
             CheckpointError: a field is there under both names, with two values.

@@ -22,7 +22,7 @@ def grouped_query(
     """Read grouped-query attention.
 
     Args:
-        fields: of the file.
+        fields: fields of the file.
         partly_rotated: heads may be rotated in part.
         null_kv_heads: ``num_key_value_heads`` may be null: as many as ``num_attention_heads``.
         options: further fields of ``GroupedQueryAttention``.
@@ -92,7 +92,7 @@ def mixture(
     """Read the experts.
 
     Args:
-        fields: of the file.
+        fields: fields of the file.
         num_experts: name of the field with their number.
         expert_size: and of the one with their inner width.
         top_k: and with the number that a token chooses.
@@ -153,7 +153,7 @@ def all_layers(fields: Fields) -> tuple[int, ...]:
 
 
 def layers_behind_dense(fields: Fields) -> tuple[int, ...]:
-    """Return the indices of the layers behind the first dense ones, in DeepSeek's spelling."""
+    """Return the indices of the layers after the first dense ones, in DeepSeek's spelling."""
     first = fields.size("first_k_dense_replace", least=0)
     if fields.has("moe_layer_freq") and fields.size("moe_layer_freq") != 1:
         raise fields.error("moe_layer_freq", "expected 1: every layer after the first dense ones")

@@ -27,8 +27,8 @@ class Numbers:
     """The form in which a process computes.
 
     Attributes:
-        dtype: of weights that are not quantised; on a GPU of activations and KV, too.
-        quantization: of weights.
+        dtype: dtype of weights that are not quantised; on a GPU of activations and KV, too.
+        quantization: quantisation of weights.
         on_cpu: weights are packed, activations and KV are float32.
         codes: the form of weights that are published quantised and held so; None: there are none.
         panel: outputs of a packed matrix that lie side by side; those of this processor's kernels.
@@ -116,9 +116,9 @@ def step_bytes(config: ModelConfig, numbers: Numbers, rows: int, sequences: int)
     """Estimate the bytes of the activations of a step, beside the KV that it writes.
 
     Args:
-        config: of the model.
-        numbers: of the process.
-        rows: of the step.
+        config: configuration of the model.
+        numbers: number formats of the process.
+        rows: rows of the step.
         sequences: rows with logits.
     """
     return rows * row_numbers(config) * numbers.item_bytes + 2 * sequences * config.vocab_size * 4

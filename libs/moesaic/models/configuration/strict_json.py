@@ -23,12 +23,14 @@ def parse_object(raw: bytes, file: str, what: str = "") -> dict[str, Any]:
     """Parse a JSON object.
 
     Args:
-        raw: its text in UTF-8.
-        file: the name of its file, for errors.
-        what: the part of the file that it is, with a colon, as in "its header: "; empty: all of it.
+        raw: text of the object in UTF-8.
+        file: name of the file, for errors.
+        what: name of the part of the file that is parsed, with a colon, as in "its header: ";
+            empty: the whole file.
 
     Raises:
-        CheckpointError: it is not UTF-8, not JSON, no object, nested too deep, or a key comes twice in an object of it.
+        CheckpointError: the text is not UTF-8, not JSON, no object, nested too deep, or one of its
+            objects has a key twice.
     """
     repeated: list[tuple[str, dict[str, Any]]] = []
 

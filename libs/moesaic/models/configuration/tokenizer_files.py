@@ -119,7 +119,7 @@ def read_special_tokens(directory: Path, *, of_class: bool = True) -> dict[str, 
     """Read the texts of ``bos_token``, ``eos_token`` and the like.
 
     Args:
-        directory: of the model.
+        directory: directory of the model.
         of_class: with the class's defaults for names that are in no file.
 
     Raises:

@@ -31,7 +31,7 @@ class WeightFormat:
 
     Attributes:
         layout: which tensors make up a matrix, and how codes lie in them.
-        bits: of a code.
+        bits: bits of a code.
         group: inputs that share a scale; None: all of them.
         rows: outputs that share a scale; None: all of them.
         scale: the scales' own part of their name.

@@ -121,7 +121,7 @@ def _rows(
 
 
 def _padded(block_tables: Sequence[Sequence[int]], num_blocks: Sequence[int]) -> NDArray[np.int32]:
-    """Return the blocks in use, zeros behind them, ``[B, M]``."""
+    """Return the blocks in use, then zeros, ``[B, M]``."""
     tables = np.zeros((len(num_blocks), max(num_blocks)), dtype=np.int32)
     for row, table, used in zip(tables, block_tables, num_blocks, strict=True):
         assert len(table) >= used  # a single block would fill the row

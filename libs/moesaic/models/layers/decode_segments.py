@@ -92,7 +92,7 @@ class SegmentedDecode:
         return pool
 
     def _run(self) -> None:
-        """Compute all segments, whatever the experts have returned."""
+        """Compute all segments, with any results of the experts."""
         for segment in self._segments:
             segment.attend()
             if segment.share is not None:

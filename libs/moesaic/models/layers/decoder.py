@@ -56,10 +56,10 @@ class Decoder:
         """Take the weights, as ``load`` reads them.
 
         Args:
-            config: of the model.
+            config: configuration of the model.
             layers: all of them.
             embedding: ``[vocab, H]``; packed where the kernels for CPUs look its rows up.
-            norm: of the last layer's output, ``[H]``, in the dtype of activations and on their device.
+            norm: norm of the last layer's output, ``[H]``, in the dtype of activations and on their device.
             head: ``H -> vocab``.
             division: this rank's part; None: it is the only one.
         """
@@ -97,11 +97,11 @@ class Decoder:
 
         Args:
             checkpoint: the weights.
-            config: of the model.
-            dtype: of weights that are not quantised; on a CPU activations are float32.
-            device: that computes.
-            quantization: of linear layers and experts.
-            division: of the rank; only the first has the embedding.
+            config: configuration of the model.
+            dtype: dtype of weights that are not quantised; on a CPU activations are float32.
+            device: device that computes.
+            quantization: quantisation of linear layers and experts.
+            division: division of the rank; only the first rank has the embedding.
 
         Raises:
             CheckpointError: a tensor is missing, mis-shaped or cannot be read.
@@ -176,7 +176,7 @@ class Decoder:
 
         Args:
             cache: the KV cache.
-            experts: by layer; none: they are all in other processes.
+            experts: experts by layer; none: they are all in other processes.
 
         Returns:
             None if some layer has to be computed piece by piece.
@@ -285,11 +285,11 @@ class Decoder:
         """Compute one layer; layer after layer, this is what ``compute`` does.
 
         Args:
-            index: of the layer.
+            index: index of the layer.
             hidden: its input, ``[T, H]``.
             positions: int64 ``[T]``.
-            plan: of its attention.
-            cache: of this layer.
+            plan: plan of its attention.
+            cache: KV cache of this layer.
             moe: the routed experts.
 
         Returns:
@@ -322,7 +322,7 @@ class Decoder:
         """Pass one layer.
 
         Returns:
-            ``hidden`` behind its attention, and the output of its MLP, not added yet.
+            ``hidden`` after its attention, and the output of its MLP, not added yet.
         """
         layer = self.layers[index]
         hidden, normed = self.attend(index, hidden, delta, rows)
@@ -336,7 +336,7 @@ class Decoder:
     def attend(
         self, index: int, hidden: Tensor, delta: Tensor | None, rows: "PassingRows"
     ) -> tuple[Tensor, Tensor]:
-        """Return the residual stream behind a layer's attention, and its norm, ``[A, H]`` each."""
+        """Return the residual stream after a layer's attention, and its norm, ``[A, H]`` each."""
         layer = self.layers[index]
         eps, attending = self.config.rms_norm_eps, rows.plan.attending
         if layer.fused is not None and attending is None:

@@ -73,7 +73,7 @@ class Gate:
         """Combine this gate with all of the layer's experts, each in its own slot, for whole steps.
 
         Args:
-            slots: of these experts, and behind them of the united ones that ``layer`` has.
+            slots: slots of these experts, then those of the united ones of ``layer``.
             layer: how choices are degraded; None: there are no united experts.
 
         Returns:

@@ -83,7 +83,7 @@ class GroupedQueryLayer:
         return self.output(plan.attend(queries, rows, layout, scale, window, self.sinks))
 
     def between(self, norm: Tensor, norm_behind: Tensor) -> GroupedQueryKernel | None:
-        """Combine this layer with the norms before and behind it, ``[H]`` each, into one call.
+        """Combine this layer with the norms before and after it, ``[H]`` each, into one call.
 
         Returns:
             None if that cannot be.

@@ -13,11 +13,12 @@ from moesaic.models.configuration.architecture import ModelConfig
 class KVCache:
     """``config.kv_width`` numbers per layer and cached token, block after block.
 
-    The kernels of attention decide what these numbers mean, and where the tokens of a block lie in it:
-    they are keys and values, or the latent and the shared rotated key.
+    The numbers are keys and values, or the latent and the shared rotated key. The kernels of
+    attention decide which, and how the tokens of a block are laid out.
 
     Attributes:
-        on_copy: called with the blocks that are about to be copied, for whoever has parts of the same cache.
+        on_copy: called with the blocks that are about to be copied, for others that hold parts of
+            this cache.
     """
 
     def __init__(

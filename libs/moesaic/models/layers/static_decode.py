@@ -36,7 +36,7 @@ class DecodeShapes:
     def takes(self, batch: StepBatch) -> bool:
         """Return true if ``batch`` is a decode step of such a shape that wants the logits of all rows.
 
-        What rows are promised differs from step to step, so none may be promised less than everything.
+        The step must be exact: thresholds below 1 differ from step to step.
         """
         return (
             batch.promised is None

@@ -27,7 +27,7 @@ async def experts_elsewhere(layer: int, hidden_states: Tensor) -> Tensor:
 async def warm_up(
     decoder: Decoder, moe: MoELayer, most_rows: int, most_sequences: int, block_size: int
 ) -> None:
-    """Compute steps of up to so many rows and sequences; ends early if cancelled.
+    """Compute steps of up to these numbers of rows and sequences; ends early if cancelled.
 
     Raises:
         InvalidInput: there is too little memory.
@@ -45,7 +45,7 @@ async def warm_up(
 def batches(
     most_rows: int, most_sequences: int, max_positions: int, block_size: int
 ) -> Iterator[StepBatch]:
-    """Make up the steps: prompts, chunks behind a long context, decoded rows with short and long ones."""
+    """Make up the steps: prompts, chunks after a long context, decoded rows with short and long ones."""
     long = min(LONG, max_positions)
     for count in row_counts(most_rows):
         whole, rest = divmod(count, max_positions)

@@ -1,4 +1,4 @@
-"""The ranks behind the first: they compute their parts of whatever it tells them, until it ends."""
+"""The ranks after the first: they compute their parts of the first one's orders, until it ends."""
 
 import msgspec
 import torch
@@ -13,7 +13,7 @@ from moesaic.models.tensor_parallel.plans import decode_plan
 
 
 class Follower:
-    """One rank's part of a decoder, its KV caches, and the plans of steps under way."""
+    """One rank's part of a decoder, its KV caches, and the plans of steps in progress."""
 
     def __init__(self, decoder: Decoder, group: RankGroup) -> None:
         """Take this rank's part, as ``Decoder.load`` reads it, and its group."""

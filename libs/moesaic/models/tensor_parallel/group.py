@@ -55,10 +55,10 @@ class RankGroup:
         """Meet the other ranks; waits for them.
 
         Args:
-            rank: of this process; 0 leads.
-            ranks: of the instance.
-            store: of all ranks of the instance, and of no other process.
-            device: that computes here.
+            rank: rank of this process; 0 leads.
+            ranks: number of ranks of the instance.
+            store: store that only the ranks of the instance share.
+            device: device that computes here.
             lost: called if another rank is gone; does not return.
 
         Raises:
@@ -81,10 +81,10 @@ class RankGroup:
         """Tell the other ranks something; of the first rank.
 
         Args:
-            kind: of what.
-            first: a number of the kind's own.
-            second: another.
-            content: of one or two dimensions, on any device.
+            kind: kind of the message.
+            first: a number, with a meaning by kind.
+            second: another number.
+            content: tensor of one or two dimensions, on any device.
         """
         content = content.contiguous()
         shape = (*content.shape, 0)[:2]

@@ -42,7 +42,7 @@ class CallMessages(NamedTuple):
 
     Attributes:
         objects: arguments are given as objects, not as their texts.
-        empty: what the text of a message is that only calls.
+        empty: text of a message that only calls.
     """
 
     objects: bool
@@ -63,7 +63,7 @@ class CallMessages(NamedTuple):
         ]
 
     def fits(self, render: Callable[..., str]) -> bool:
-        """Try whether a template writes a call as it is in this form."""
+        """Test if a template writes a call unchanged in this form."""
         if self.empty is Content.AS_SENT:
             sent = (Content.LEFT_OUT, "")
             return all(CallMessages(self.objects, empty).fits(render) for empty in sent)

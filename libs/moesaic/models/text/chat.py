@@ -145,7 +145,7 @@ class ChatTemplate:
 
     Attributes:
         source: the text of the templates.
-        special: the texts of ``bos_token`` and the like, which they know as variables.
+        special: texts of special tokens, such as ``bos_token``, which templates know as variables.
         variables: names of variables that they read, such as ``tools``.
         words: fields and strings that they name, such as ``content``.
     """
@@ -157,7 +157,7 @@ class ChatTemplate:
 
         Args:
             source: text of the template for conversations without tools, if there is one.
-            special: the texts of ``bos_token`` and the like.
+            special: texts of special tokens, such as ``bos_token``.
             tool_use: text of the template for conversations with tools; None: the same.
 
         Raises:
@@ -211,7 +211,7 @@ class ChatTemplate:
             messages: ``role`` and ``content`` of each turn, and other fields that the template knows;
                 values are those that JSON can hold.
             add_generation_prompt: end with the text that opens the model's answer.
-            kwargs: for the template, such as ``tools``; it does not get variables that it does not read.
+            kwargs: variables for the template, such as ``tools``; it gets only those that it reads.
 
         Raises:
             InvalidInput: the template refuses the messages, the text is too long, or rendering it takes
@@ -234,7 +234,7 @@ class ChatTemplate:
         If the template refuses that form, the tools are put in their plainest form, and then the messages too.
 
         Args:
-            messages: as ``render`` takes them; each call in them has its arguments as a text.
+            messages: messages for ``render``; each call in them has its arguments as a text.
             add_generation_prompt, kwargs: as ``render`` takes them.
             change: applied to every string of the messages and the keywords.
             continues: end with the last message's text, so that the model continues it.

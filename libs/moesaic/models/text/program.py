@@ -31,7 +31,7 @@ class Program:
     """One template. Safe to use from several threads.
 
     Attributes:
-        source: its text.
+        source: text of the program.
         variables: names of variables that it reads, such as ``tools``.
         words: fields and strings that it names, such as ``content``.
     """

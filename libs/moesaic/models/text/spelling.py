@@ -124,7 +124,7 @@ class SpelledPrompt:
         return next(self._places)
 
     def _next(self, token_id: int) -> tuple[TokenPlace, bool]:
-        """Find the place of the next token, and whether it is known."""
+        """Find the place of the next token; also true if the token is known."""
         at = self._at
         offset = self._offset - _continues(self._text[at : at + 1])
         middle, start = (self._spelling.of(token_id, first) for first in (False, True))

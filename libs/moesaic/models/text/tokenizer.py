@@ -59,8 +59,8 @@ class Tokenizer:
         """Take the parts, which ``load`` reads.
 
         Args:
-            tokenizer: of ``tokenizer.json``.
-            special: the texts of ``eos_token`` and the like.
+            tokenizer: tokenizer of ``tokenizer.json``.
+            special: texts of special tokens, such as ``eos_token``.
             added: tokens that other files add, or to which they give other flags.
             cleans_up_spaces: decoding removes spaces before punctuation and English contractions.
         """
@@ -154,7 +154,7 @@ class Tokenizer:
         """Encode a text with ``parted`` texts in it, whose control tokens are plain text.
 
         Raises:
-            TextTooLong: as in ``encode``.
+            TextTooLong: the same as of ``encode``.
         """
         if _SEAM not in text:
             return self.encode(text, add_special_tokens, most)

@@ -24,16 +24,16 @@ class Checkpoint:
     threads.
 
     Attributes:
-        directory: of the model.
-        progress: of loading, in bytes of these files.
+        directory: directory of the model.
+        progress: progress of loading, in bytes of these files.
     """
 
     def __init__(self, directory: Path) -> None:
         """Check the headers of all files.
 
         Raises:
-            CheckpointError: no safetensors, a damaged or truncated file, a missing shard, or a
-                tensor that is not in the shard where the index says it is, or only in the shard.
+            CheckpointError: there are no safetensors, a file is damaged or truncated, a shard is
+                missing, or the index and the shards list different tensors.
         """
         self.directory, self.progress = directory, LoadProgress()
         self._tensors = list_tensors(directory)
@@ -43,7 +43,7 @@ class Checkpoint:
         """Open the checkpoint of the model that ``config`` describes, and of no other.
 
         Raises:
-            CheckpointError: as for the constructor, or there are tensors that nobody would read.
+            CheckpointError: as for the constructor, or there are tensors that are never read.
         """
         checkpoint = cls(directory)
         check_tensors(config, checkpoint._tensors)
@@ -58,7 +58,7 @@ class Checkpoint:
         return name in self._tensors
 
     def nbytes(self, names: Iterable[str]) -> int:
-        """Bytes of those of these tensors that there are, as they are stored."""
+        """Stored bytes of these tensors, as far as they exist."""
         return sum(self._tensors[name].nbytes for name in names if name in self._tensors)
 
     def dtype_of(self, names: Iterable[str]) -> torch.dtype:

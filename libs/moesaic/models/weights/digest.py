@@ -66,8 +66,8 @@ def weights_digest(
 
     Args:
         files: each as it was when its header was read.
-        home: of what is remembered; by default ``digests`` in the user's cache directory.
-        wanted: asked now and then; once it is false, the work ends early.
+        home: directory of the cached digests; by default ``digests`` in the user's cache directory.
+        wanted: called now and then; once it is false, the work ends early.
 
     Raises:
         CheckpointError: a file cannot be read, or is not as it was.

@@ -52,13 +52,13 @@ def load_expert(
     """Read routed expert ``expert`` of decoder layer ``layer``, from files of any naming and format.
 
     Args:
-        checkpoint: of the model.
-        config: of the model.
+        checkpoint: checkpoint of the model.
+        config: configuration of the model.
         layer: the decoder layer.
-        expert: of the layer.
-        dtype: of numbers; None: as they are stored.
-        device: of the weights; on a CPU codes stay codes if they can be held so.
-        lent: the memory may be used again when this thread reads the next expert so.
+        expert: id of the expert in the layer.
+        dtype: dtype of weights that are not quantised; None: as they are stored.
+        device: device of the weights; on a CPU quantised weights stay codes if they can.
+        lent: the memory may be reused when this thread reads the next expert with this argument.
 
     Raises:
         CheckpointError: a tensor is missing, mis-shaped or cannot be read.
@@ -82,7 +82,7 @@ def load_expert(
 
 
 def expert_bytes(checkpoint: Checkpoint, config: ModelConfig, layer: int, expert: int) -> int:
-    """Bytes of an expert as it is stored."""
+    """Stored bytes of an expert."""
     layout, moe = sparse_names(config, checkpoint, layer), config.moe
     names = [name.format(expert) for name in layout.experts]
     if moe.expert_bias:

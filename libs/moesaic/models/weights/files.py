@@ -19,8 +19,8 @@ def list_tensors(directory: Path) -> dict[str, StoredTensor]:
     """List every tensor of the model in ``directory``, by name.
 
     Raises:
-        CheckpointError: no safetensors, a damaged header, a shard that the index names is not
-            there, or a tensor is not in the shard that the index names, or only there.
+        CheckpointError: there are no safetensors, a header is damaged, a shard is missing, or the
+            index and the shards list different tensors.
     """
     index_path = directory / INDEX_FILE
     if not index_path.exists():
@@ -113,7 +113,7 @@ def read_index(path: Path) -> dict[str, str]:
 
 
 def _is_file_name(value: Any) -> bool:
-    """Tell whether a value names a file of the same directory; a path could lead out of it."""
+    """Return true if a value names a file of the same directory; a path could lead out of it."""
     if not isinstance(value, str) or value in ("", ".", ".."):
         return False
     return len(value.encode()) <= _MAX_NAME_BYTES and not {"/", "\0"} & set(value)

@@ -1,9 +1,9 @@
-"""The header of a safetensors file, held to all that the format asks. Reads no payload, needs no torch.
+"""The header of a safetensors file, checked strictly. Reads no payload, needs no torch.
 
 A file is 8 bytes of length (little-endian), a JSON header of that length and the payload; the
-header names each tensor's dtype, shape and place in the payload. A header comes from outside. One
-reader must not find other numbers than another one finds, so everything in it is checked: each name
-comes once, and the tensors cover the payload without overlaps and holes.
+header names each tensor's dtype, shape and place in the payload. A header comes from outside, and
+all readers must find the same numbers in it. So everything in it is checked. Each name comes once,
+and the tensors cover the payload without overlaps and holes.
 """
 
 import math
@@ -131,14 +131,14 @@ def _stored_tensor(path: Path, name: str, entry: Any, base: int, stamp: Stamp) -
 
 
 def _are_sizes(value: Any) -> bool:
-    """Tell whether a value is a list of sizes that the format can hold."""
+    """Return true if a value is a list of sizes that the format can hold."""
     return isinstance(value, list) and all(
         type(size) is int and 0 <= size < _MOST for size in value
     )
 
 
 def _is_countable(shape: list[int]) -> bool:
-    """Tell whether the format can hold every product of the first sizes, which its library computes in turn."""
+    """Return true if the format can hold every product of the first sizes, which its library computes in turn."""
     return all(count < _MOST for count in accumulate(shape, operator.mul))
 
 

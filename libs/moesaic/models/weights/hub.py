@@ -51,17 +51,16 @@ def local_model(model: str, *, weights: bool = True, on_bytes: OnBytes | None = 
 
     Args:
         model: a directory, ``owner/name`` or ``owner/name@revision``.
-        weights: with its weights; else those files alone that a reader of texts needs.
-        on_bytes: told of a download of weights, from any thread.
+        weights: download its weights too; else only the files for reading texts.
+        on_bytes: called with the progress of a download of weights, from any thread.
 
     Returns:
-        ``model`` itself if it is no repository's name; it need not exist then.
+        ``model`` itself if it is not the name of a repository; then it need not exist.
 
     Raises:
-        UnusableSettings: there is no such repository or revision, it is not for this token, it is not
-            in the cache of a process that is offline, it has no safetensors, or it does not fit on
-            the disk.
-        NotReady: the hub cannot be reached, or a download broke off: a later try may do.
+        UnusableSettings: the repository or revision does not exist, denies access, has no
+            safetensors, does not fit on the disk, or is not cached while the process is offline.
+        NotReady: the hub cannot be reached, or a download broke off; a retry may succeed.
         CheckpointError: its index is damaged.
     """
     repository = repository_of(model)

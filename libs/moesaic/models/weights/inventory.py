@@ -30,7 +30,7 @@ def check_tensors(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> N
     """Make sure that the files of a model hold nothing but what the model has.
 
     Args:
-        config: of the model.
+        config: configuration of the model.
         tensors: all that its files hold.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Whole safetensors files of our own, read with the format's library, which by itself overlooks some damage."""
+"""Whole safetensors files of our own, read with the format's library, which overlooks some damage."""
 
 from collections.abc import Iterable
 from pathlib import Path

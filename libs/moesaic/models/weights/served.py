@@ -26,7 +26,7 @@ def held_dtype(settings: ModelSettings, config: ModelConfig) -> torch.dtype:
 
 
 def with_own_dtype(settings: Settings, config: ModelConfig) -> Settings:
-    """Return ``settings`` with the dtype that weights will have in memory, for others to be told."""
+    """Return ``settings`` with the dtype that weights will have in memory, to be shown to others."""
     dtype = str(held_dtype(settings, config)).removeprefix("torch.")
     return settings.model_copy(update={"dtype": dtype})
 

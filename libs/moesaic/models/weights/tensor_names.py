@@ -18,7 +18,7 @@ def layer_prefix(layer: int) -> str:
 
 
 def sparse_names(config: ModelConfig, found: Container[str], layer: int) -> SparseNames:
-    """Return the names behind ``layer_prefix`` of a sparse layer's tensors, in files that have ``found``."""
+    """Return the names of a sparse layer's tensors after ``layer_prefix``, in files that have ``found``."""
     layouts, prefix = FAMILIES[config.family].layouts, layer_prefix(layer)
     known = (each for each in layouts if holds(found, prefix + each.experts[0].format(0)))
     return next(known, layouts[0])

@@ -28,7 +28,7 @@ class TensorReader:
     division: Division | None = None  # None: this rank is the only one
 
     def under(self, prefix: str) -> "TensorReader":
-        """Return a reader of the tensors whose names go on with ``prefix``."""
+        """Return a reader of the tensors whose names continue with ``prefix``."""
         return replace(self, prefix=self.prefix + prefix)
 
     def read(self, name: str, *shape: int) -> Tensor:
@@ -44,7 +44,7 @@ class TensorReader:
         return self._vector(name, shape, activation_dtype(self.dtype, self.device))
 
     def weight(self, name: str, num_out: int, num_in: int) -> StoredWeight:
-        """Read the matrix ``name`` under the prefix, ``[num_out, num_in]``, in whatever format it is stored.
+        """Read the matrix ``name`` under the prefix, ``[num_out, num_in]``, stored in any format.
 
         Of a divided one, this rank's part has that shape.
 

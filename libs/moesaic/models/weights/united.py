@@ -29,12 +29,12 @@ _PARTS = ("gate_up", "down")
 
 
 class UnitedQuality(msgspec.Struct, frozen=True, kw_only=True):
-    """The next tokens of rows held out, when united experts serve every choice.
+    """Predictions of held-out next tokens, when united experts serve every choice.
 
     Attributes:
-        exact: cross-entropy of the model as it is, in nats a token.
-        united: the same with united experts alone.
-        agreement: share of rows for which both find the same token the likeliest.
+        exact: cross-entropy of the exact model, in nats per token.
+        united: the same with united experts only.
+        agreement: share of rows whose most likely token is the same in both.
     """
 
     exact: float
@@ -46,15 +46,16 @@ class UnitedManifest(msgspec.Struct, frozen=True, kw_only=True):
     """The metadata of a file.
 
     Attributes:
-        version: of this format.
+        version: version of the format.
         way: experts of one group; the last group may have fewer.
-        model_digest: ``weights_digest`` of the weights that they were made of.
+        model_digest: ``weights_digest`` of the model.
         rows: tokens that they were trained on.
-        recipe: of training.
-        errors: by sparse layer and group, of rows held out: squared error over the squared length of what the
-            group's experts say; None: the gate sends none of the rows there.
-        mean_errors: the same of the mean of the group's weights, which needs no training.
-        quality: of the whole model; None: nobody has measured it.
+        recipe: the recipe of training.
+        errors: relative squared error on held-out rows, by sparse layer and group: of the united
+            expert, against the sum of its group's experts. None: the gate sends no rows to the
+            group.
+        mean_errors: the same for the mean of the group's weights, which needs no training.
+        quality: quality of the whole model; None: not measured.
         digests: XXH3 (64 bits, hex) of each tensor's bytes.
     """
 
@@ -195,8 +196,8 @@ def write_united(
     """Write a file, whole or not at all.
 
     Args:
-        directory: of the file, whose name follows from the way.
-        manifest: what is known of it; the digests are filled in.
+        directory: directory for the file; its name follows from ``manifest.way``.
+        manifest: the metadata; this function fills in the digests.
         experts: ``gate_up`` ``[2I, H]`` and ``down`` ``[H, I]`` by layer and group, as they are stored.
 
     Returns:

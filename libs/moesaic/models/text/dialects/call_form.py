@@ -16,11 +16,11 @@ class CallForm(ABC):
     """One form.
 
     Attributes:
-        name: of the form, in settings.
+        name: name of the form, in settings.
         openings: markers that open a call.
         frames: markers around calls, which say nothing themselves.
         others: markers within calls.
-        around: texts before the first call of an answer and behind the last one.
+        around: texts before the first call of an answer and after the last one.
         between: text between two calls.
         ends_reasoning: openings and frames also end a reasoning that was not closed.
         many: an answer may have several calls.

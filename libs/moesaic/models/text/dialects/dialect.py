@@ -62,7 +62,7 @@ class Dialect:
         return self.thinking.left_by(prompt) if self.thinking else "closed"
 
     def left_within(self, message: str) -> Opened:
-        """Find whether reasoning is open at the end of a message's beginning."""
+        """Find out if reasoning is open at the end of a message's beginning."""
         return self.thinking.left_within(message) if self.thinking else "closed"
 
     def closing(self, prompt: str) -> str | None:
@@ -118,7 +118,7 @@ class Dialect:
 
         Args:
             token_id: returns the id of the token with exactly that text, if there is one.
-            opened: whether the prompt leaves reasoning open, which then comes before the answer.
+            opened: true if the prompt leaves reasoning open, which then comes before the answer.
             wanted: the calls.
             body: the rule of an answer without calls; None: any text.
             unenforced: filled with the keywords that the grammar does not enforce, by function.

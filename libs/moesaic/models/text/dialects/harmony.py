@@ -22,7 +22,7 @@ MARKERS = (_START, _CHANNEL, _CONSTRAIN, _MESSAGE, _END, _CALL, _RETURN)
 
 
 def read_harmony(reader: Reader, functions: Sequence[ToolFunction]) -> Reading[None]:
-    """Read messages to the end. What is no message is content, as are calls where there are none to be."""
+    """Read messages to the end; text outside messages is content, and so are calls without tools."""
     known = {function.name for function in functions}
     last: Kind | None = None
     while True:
@@ -72,7 +72,7 @@ def thinking_rule(rules: Rules) -> str:
 
 
 def call_rule(rules: Rules, function: ToolFunction) -> str:
-    """Write the rule of a call; the recipient stands before the channel or behind it."""
+    """Write the rule of a call; the recipient stands before the channel or after it."""
     to = f" to={_FUNCTIONS}{function.name}"
     first = rules.text(f"{to}{_CHANNEL}commentary ")
     second = rules.text(f"{_CHANNEL}commentary{to} ")

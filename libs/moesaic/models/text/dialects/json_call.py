@@ -1,4 +1,4 @@
-"""Calls that are objects of JSON, with a name and arguments: in whatever order, and read as they grow."""
+"""Calls that are objects of JSON, with a name and arguments, in any order, read as they grow."""
 
 import json
 

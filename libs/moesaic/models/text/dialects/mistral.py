@@ -1,4 +1,4 @@
-"""Mistral: ``[TOOL_CALLS]`` before a list of objects, or, since 2025, before each name, with ``[ARGS]`` behind it."""
+"""Mistral: ``[TOOL_CALLS]`` before a list of objects, or, since 2025, before each name, with ``[ARGS]`` after it."""
 
 import json
 import secrets

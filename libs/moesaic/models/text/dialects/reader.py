@@ -35,7 +35,7 @@ class Reader:
     """Takes an answer's text piece by piece and gives its parts.
 
     Attributes:
-        reasoning: what comes now is reasoning.
+        reasoning: the text that follows is reasoning.
         done: nothing that follows counts.
         one_call: the first call ends the answer.
     """
@@ -83,7 +83,7 @@ class Reader:
         self._parts.append(Part(kind, text))
 
     def begin_call(self, name: str, call_id: str = "") -> None:
-        """Begin a call: from here on it is one, whatever follows."""
+        """Begin a call: from here on it stays one, with any text that follows."""
         self.release()
         self._parts.append(Part("call", name, call_id))
 
@@ -209,7 +209,7 @@ class Reader:
         return longest
 
     def json_value(self, put: Put) -> Reading[bool]:
-        """Give out a value of JSON as it is written; true if it ends as one. What cannot be one is not taken."""
+        """Give out a value of JSON as it is written; true if it ends as one. Other text is left alone."""
         nested: list[str] = []
         in_string = scalar = False
         while True:

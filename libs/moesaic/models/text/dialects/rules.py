@@ -25,7 +25,7 @@ class Rules:
     """A grammar that is being written.
 
     Args:
-        token_id: id of the token that a text is by itself; None: it is none.
+        token_id: id of the token that the whole text is; None: it is no single token.
         markers: texts that may be tokens.
     """
 
@@ -38,7 +38,7 @@ class Rules:
         self.unenforced: dict[str, set[str]] = {}  # keywords that are not enforced, by function
 
     def is_token(self, marker: str) -> bool:
-        """True if a marker is a token by itself."""
+        """True if a marker is a single token."""
         return marker in self._ids
 
     def add(self, body: str, options: str = "") -> str:
@@ -58,7 +58,7 @@ class Rules:
         self._lines.append(line)
 
     def text(self, text: str) -> str:
-        """Write a text that comes as it is, its markers as tokens where they are such."""
+        """Write a literal text, with its markers as tokens if they are tokens."""
         parts = [text.removeprefix(self.lead)]
         for marker in self._ids:
             parts = [

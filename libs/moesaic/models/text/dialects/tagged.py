@@ -1,6 +1,6 @@
-"""Forms with a tag for each argument: Qwen3-Coder's, GLM's, MiniMax'. What they say is given out as JSON.
+"""Forms with a tag for each argument: Qwen3-Coder's, GLM's, MiniMax'. Arguments are given out as JSON.
 
-A value stands between its tags as it is. The function's schema tells a text from what is to be read as JSON.
+A value stands between its tags as it is. The function's schema tells texts from values in JSON.
 """
 
 import json

@@ -150,7 +150,7 @@ class _ShapeRule:
         """Write the ways to spell a value, with its closing tag.
 
         Args:
-            schema: of the value.
+            schema: schema of the value.
             first: kinds whose values a string must not look like.
         """
         values = self._function.reader.values(schema)

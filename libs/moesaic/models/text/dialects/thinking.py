@@ -27,7 +27,7 @@ class ThinkingTags(NamedTuple):
         return "closed" if end.endswith(self.close) else "free"
 
     def left_within(self, message: str) -> Opened:
-        """Find whether reasoning is open at the end of a message's beginning."""
+        """Find out if reasoning is open at the end of a message's beginning."""
         return "open" if message.rfind(self.open) > message.rfind(self.close) else "closed"
 
     def closing(self, prompt: str) -> str | None:

@@ -45,7 +45,7 @@ def _loaded(written: str) -> Any:
 
 
 def is_certain(written: str, values: Values) -> bool:
-    """True if a value with this beginning is a string, whatever follows."""
+    """True if every value with this beginning is a string."""
     if "string" not in values.kinds or values.kinds == ALL_KINDS or values.first:
         return False
     if any(kind_of(one) != "string" for one in values.listed.values()):

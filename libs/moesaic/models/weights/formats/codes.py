@@ -35,7 +35,7 @@ def spread(of_groups: Tensor, num_in: int, weight_format: WeightFormat) -> Tenso
     Args:
         of_groups: ``[out, groups]``, as published.
         num_in: inputs of a weight.
-        weight_format: of the weight; it can be held in groups.
+        weight_format: format of the weight; it can be held in groups.
 
     Returns:
         ``[out, ceil(in / held_group)]``.
@@ -63,7 +63,7 @@ def integer_weight(
         codes: uint8 ``[out, in]``.
         scales: float32 ``[out, groups]``.
         zeros: the code of zero of each group, uint8 like ``scales``; None: the middle one.
-        weight_format: of the weight.
+        weight_format: format of the weight.
         group_of: int64 ``[in]``, the group of each input; None: they lie side by side.
 
     Returns:

@@ -1,6 +1,6 @@
 """Eight-bit floating point (e4m3) with a scale for each block, each output or all: ``weight``, ``weight_scale_inv``.
 
-The scales multiply, whatever their name says (DeepSeek-V3, arXiv:2412.19437, section 3.3). They are floating-point
+The scales multiply, in spite of their name (DeepSeek-V3, arXiv:2412.19437, section 3.3). They are floating-point
 numbers, or powers of two in bytes that have the exponent (ue8m0). If the configuration names no blocks, the shape of
 the scales tells which weights share one.
 """

@@ -1,8 +1,8 @@
 """GPTQ (arXiv:2210.17323) as AutoGPTQ and GPTQModel write it.
 
-``qweight`` int32 ``[in / codes, out]`` has the codes of neighbouring inputs in a word, ``qzeros``
-``[groups, out / codes]`` those of neighbouring outputs; in the first version they are one less than the code of zero.
-``scales`` ``[groups, out]``, ``g_idx`` ``[in]``.
+A word of ``qweight``, int32 ``[in / codes, out]``, has the codes of neighbouring inputs. A word of
+``qzeros``, ``[groups, out / codes]``, has the codes of zero of neighbouring outputs; in the first
+version each is stored less one. ``scales`` is ``[groups, out]``, ``g_idx`` ``[in]``.
 """
 
 from torch import Tensor

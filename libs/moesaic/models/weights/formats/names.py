@@ -61,7 +61,7 @@ def shared_scales(
     transformers saves its own fp8 models in this form. Empty: there are no such tensors.
 
     Args:
-        weight_format: of the model.
+        weight_format: format of the model.
         experts: names of the matrices of each expert, ``{}`` for its number.
         found: all tensors.
     """

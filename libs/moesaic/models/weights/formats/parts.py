@@ -21,8 +21,8 @@ class MatrixParts:
 
     Attributes:
         checkpoint: the files.
-        prefix: of the tensors' names; if a tensor has several matrices, the name of the codes.
-        index: of the matrix, if each tensor has ``num`` matrices; None: it has one.
+        prefix: prefix of the tensors' names; if a tensor has several matrices, the name of the codes.
+        index: index of the matrix, if each tensor has ``num`` matrices; None: it has one.
         num: number of matrices in a tensor.
     """
 

@@ -1,4 +1,4 @@
-"""Read one matrix of a checkpoint, in whatever format it is stored."""
+"""Read one matrix of a checkpoint, stored in any format."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -31,15 +31,15 @@ def read_matrix(
     """Read the matrix ``name``.
 
     Args:
-        checkpoint: the files; what they hold decides whether the matrix is quantised.
-        weight_format: of the matrices that are; None: there are none.
-        name: as it has in a model of numbers, ``PREFIX.weight``.
+        checkpoint: the files; their tensors decide if the matrix is quantised.
+        weight_format: format of quantised matrices; None: there are none.
+        name: name in a model that is not quantised, ``PREFIX.weight``.
         shape: outputs and inputs.
-        dtype: of numbers.
-        device: to have them.
+        dtype: dtype of a matrix that is not quantised.
+        device: device of the matrix.
 
     Returns:
-        On a CPU codes, if the format can be held so; else numbers.
+        On a CPU codes, if the format can be held as codes; else numbers.
 
     Raises:
         CheckpointError: a tensor is missing, mis-shaped, damaged, or has another dtype than the format's.

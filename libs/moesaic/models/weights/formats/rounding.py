@@ -12,7 +12,7 @@ _LARGEST_FP8 = 448.0
 
 
 def rounded(weight: StoredWeight, form: WeightForm | None) -> StoredWeight:
-    """Round ``weight`` ``[out, in]`` to ``form``, int4 or fp8; None, or what is codes already, stays as it is."""
+    """Round ``weight`` ``[out, in]`` to ``form``, int4 or fp8; None and codes stay as they are."""
     if form is None or not isinstance(weight, Tensor):
         return weight
     weight = weight.float()
