@@ -33,7 +33,7 @@ class InOrder:
         self._held[index] = result
 
     def take(self) -> list[Result]:
-        """Give the results before which none is missing, in order; each is given once."""
+        """Give the results that have no gap before them, in order; each is given once."""
         ready = []
         while self._next in self._held:
             ready.append(self._held.pop(self._next))
@@ -44,14 +44,16 @@ class InOrder:
 async def answer_all(lines: Iterator[Line], ask: Ask, write: Write, max_inflight: int) -> None:
     """Answer every line and write every result exactly once, in the order of the lines.
 
-    The file work, reading and writing, is done off the event loop. A cancellation, or an error of ``ask`` or ``write``,
-    cancels all requests that run; the results written by then are a beginning of the whole.
+    Files are read and written off the event loop. A cancellation, or an error of ``ask`` or
+    ``write``, cancels all requests in flight. The results written by then are the first ones,
+    without a gap.
 
     Args:
         lines: read a few at a time, as requests become free.
         ask: answers one request.
         write: gets results as soon as they are next in order, never two calls at once.
-        max_inflight: requests that run at once. Up to ``HELD_PER_REQUEST`` times as many results are held back.
+        max_inflight: requests in flight at once. Up to ``HELD_PER_REQUEST`` times as many results
+            are held back.
     """
     window = asyncio.Semaphore(max_inflight * HELD_PER_REQUEST)
     reading = asyncio.Lock()
@@ -98,7 +100,7 @@ async def answer_all(lines: Iterator[Line], ask: Ask, write: Write, max_inflight
 
 
 async def to_its_end(work: Callable[[], T]) -> T:
-    """Run file work in a thread, to its end even if the caller is cancelled meanwhile: nothing is written later on."""
+    """Run file work in a thread, to its end even if the caller is cancelled: nothing is written after return."""
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(task)

@@ -1,4 +1,4 @@
-"""Results written so far: a beginning of the output, which a later run goes on with."""
+"""Results written so far: the first part of the output, which a later run continues."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ class Journal:
     """A file of results, in the order of the input. One process writes it at a time.
 
     Attributes:
-        tally: of all results in it.
+        tally: counts over all its results.
         num_bytes: its size.
     """
 
@@ -35,10 +35,10 @@ class Journal:
         self._file.close()
 
     def resume(self, lines: Iterator[Line]) -> Iterator[Line]:
-        """Count what is there, and give the lines that have no result yet.
+        """Count existing results, and give the lines that have no result yet.
 
-        The first result that is not of its line, such as half a line after a crash, is cut off with all behind it:
-        those requests are made again.
+        The file is cut at the first result that does not match its line, such as half a line after a crash.
+        Those requests are sent again.
         """
         self.tally, self.num_bytes = ResultTally(), 0
         self._file.seek(0)
@@ -54,7 +54,7 @@ class Journal:
         return rest
 
     def write(self, results: Sequence[Result]) -> None:
-        """Add results; they outlive this process, however it dies."""
+        """Append results; they outlive this process, even if it is killed."""
         encoded = b"".join(result.encode() for result in results)
         self._file.write(encoded)
         self._file.flush()
@@ -67,7 +67,7 @@ class Journal:
         return self._file.fileno()
 
     def sync(self) -> None:
-        """Keep the results over a loss of power, too."""
+        """Make the results survive a loss of power, too."""
         os.fsync(self.fileno())
 
 

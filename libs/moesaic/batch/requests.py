@@ -18,7 +18,7 @@ class BatchRequest:
     """One request of a batch.
 
     Attributes:
-        number: of its line, from 1.
+        number: number of its line, from 1.
         custom_id: the caller's name for it, unique in the input.
         url: path of the route, such as ``/v1/chat/completions``.
         body: the JSON object to post there, as it was written.
@@ -35,9 +35,9 @@ class BadLine:
     """A line without a request, or with one that cannot be part of this batch.
 
     Attributes:
-        number: of the line, from 1.
+        number: number of the line, from 1.
         custom_id: None if it could not be read.
-        code: stable, for programs.
+        code: stable code, for programs.
         message: the correction to make.
         param: the field to correct.
     """
@@ -53,7 +53,7 @@ Line = BatchRequest | BadLine
 
 
 class _Fields(msgspec.Struct):
-    """Fields of a line that count. Nothing else is decoded: that would take time and memory for anything there is."""
+    """Fields of a line that count. Others are not decoded, which saves time and memory."""
 
     custom_id: msgspec.Raw = _NULL
     method: msgspec.Raw = _NULL
@@ -81,9 +81,10 @@ def read_requests(
 
     Args:
         lines: the input, from its beginning.
-        max_line_bytes: a longer line is a bad one; it is never held in memory.
+        max_line_bytes: size of the longest good line; a longer one is never held in memory.
         endpoint: the one ``url`` that all requests must have; None accepts any path.
-        max_lines: blank ones included; the one after them is a bad one, and nothing of the rest is read.
+        max_lines: most lines, blank ones included; the next line is a bad one, and the rest is not
+            read.
     """
     seen: set[str] = set()
     number = 0

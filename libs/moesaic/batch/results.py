@@ -9,7 +9,7 @@ from moesaic.batch.requests import BadLine
 
 
 class RouteAnswer(msgspec.Struct, frozen=True):
-    """A route's answer, well or not."""
+    """A route's answer, successful or not."""
 
     status_code: int
     request_id: str

@@ -13,9 +13,9 @@ def retry_wait_s(
 
     Args:
         num_tries: attempts so far.
-        status: of the last answer; None if the connection failed.
+        status: status of the last answer; None if the connection failed.
         retry_after: its header ``Retry-After``, seconds.
-        should_retry: its header ``x-should-retry``, which decides where it is given.
+        should_retry: its header ``x-should-retry``, which decides if it is given.
 
     Returns:
         Seconds; None if another attempt cannot help.

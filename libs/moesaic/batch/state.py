@@ -87,7 +87,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
         return self.status in ENDED
 
     def stop_reason(self, now: int) -> Stop | None:
-        """Tell why requests without an answer get none any more; None while they do."""
+        """Return the reason why requests without an answer get none any more; None while they do."""
         if self.cancelling_at is not None:
             return "cancelled"
         return "expired" if (self.finalizing_at or now) >= self.expires_at else None
@@ -112,7 +112,7 @@ class Progressed(msgspec.Struct, frozen=True):
 
 
 class CancelAsked(msgspec.Struct, frozen=True):
-    """The caller wants no more answers; heeded while a request is without a result."""
+    """The caller wants no more answers; ignored once every request has a result."""
 
 
 class AllWritten(msgspec.Struct, frozen=True):
@@ -132,11 +132,11 @@ Event = Validated | Rejected | Progressed | CancelAsked | AllWritten | Finalized
 
 
 class Impossible(Exception):
-    """An event that cannot happen in the batch's state: its sender is wrong."""
+    """An event that cannot happen in the batch's state; a bug of its sender."""
 
 
 def advance(batch: Batch, event: Event, now: int) -> Batch:
-    """Work out the batch after an event at the time ``now``.
+    """Return the batch after an event at the time ``now``.
 
     Raises:
         Impossible: it cannot happen in this state.

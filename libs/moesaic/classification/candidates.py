@@ -1,4 +1,4 @@
-"""Candidates: the answers that a model may give, as tokens, and the odds that its log-probabilities make of them."""
+"""Candidates: the possible answers as tokens, and their odds by the model's log-probabilities."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ MAX_ANSWER_TOKENS = 256  # of one candidate: engines take no longer ones
 class Read(NamedTuple):
     """The operation that every question is made of (MoE-Prefill, section 3).
 
-    One prefill gives the log-probability of each candidate behind the prompt.
+    One prefill gives the log-probability of each candidate after the prompt.
     """
 
     prompt: Sequence[int]
@@ -25,7 +25,7 @@ class Odds(NamedTuple):
     """Odds that one read gives.
 
     Attributes:
-        shares: of the candidates, by their order; they sum to 1.
+        shares: probability of each candidate among all, in order; they sum to 1.
         mass: probability of all candidates together, among the whole vocabulary, 0..1.
     """
 
@@ -39,7 +39,7 @@ def one_token_each(
     """Find the one token of each name where an answer starts.
 
     Raises:
-        InvalidInput: a name takes more; ``others`` are the methods that can do with that.
+        InvalidInput: a name takes more; ``others`` are the methods for such names.
     """
     candidates = tuple(dialogue.continuation(name) for name in names)
     for name, candidate in zip(names, candidates, strict=True):

@@ -1,4 +1,4 @@
-"""Decisions: questions about one input, each a read of its own behind the input as their common prefix.
+"""Decisions: questions about one input, each a read of its own, with the input as common prefix.
 
 | Question | Asks | Read off |
 |---|---|---|
@@ -74,7 +74,7 @@ def put(
     """Bring a question into its normal form.
 
     Args:
-        dialogue: with the model.
+        dialogue: form of questions and answers of the model.
         asked: the question.
         field: its place in the request, for errors.
         auto: methods to name an option by; the first that works is taken (see ``forms.normal_form``).

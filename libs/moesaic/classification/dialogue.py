@@ -19,7 +19,7 @@ class Encoder(Protocol):
         ...
 
     def parted(self, text: str) -> str:
-        """Part a caller's text, so that none of it becomes a control token."""
+        """Split a caller's text, so that none of it becomes a control token."""
         ...
 
 
@@ -35,8 +35,8 @@ class Template(Protocol):
 class Dialogue:
     """The form of questions and answers of a model, learned once from its tokenizer and template.
 
-    Questions and answers are text, whatever they spell: the author of a text cannot end the turn in
-    it and answer himself.
+    Questions and answers are plain text, without control tokens: the author of a text cannot end
+    the turn and answer himself.
 
     Attributes:
         opening: text of the template between a question and its answer, such as an empty chain of thought.
@@ -66,7 +66,7 @@ class Dialogue:
         Without a template, answers follow the wording's ``tail`` and a space.
 
         Args:
-            tokenizer, template: of the model.
+            tokenizer, template: those of the model.
             eos_token_ids: its end tokens.
             wording: the words of its questions.
             closing: returns the text that ends a prompt's open reasoning; empty: it is closed; None: there is none.
@@ -97,7 +97,7 @@ class Dialogue:
         return self.tokenizer.encode_parted(self._asked(question), add_special_tokens=special)
 
     def continuation(self, answer: str) -> tuple[int, ...]:
-        """Encode an answer in its place: right behind the end of a question."""
+        """Encode an answer in its place: right after the end of a question."""
         before, start = self._before
         answer = self.lead + self.tokenizer.parted(answer)
         whole = self.tokenizer.encode_parted(before + answer, add_special_tokens=False)

@@ -73,7 +73,7 @@ class Form:
 class ScoredLabel(NamedTuple):
     """One label with its log-probability and its share among the labels.
 
-    For ``multi`` both are of yes, and ``label_mass`` is of the label's own read.
+    For ``multi`` both belong to yes, and ``label_mass`` to the label's own read.
     """
 
     label: str
@@ -87,9 +87,9 @@ class Classification:
     """The model's answer for one text.
 
     Attributes:
-        label: the likeliest.
-        probs: by the order of the request's labels.
-        ranked: the likeliest first.
+        label: the most likely label.
+        probs: probabilities in the order of the request's labels.
+        ranked: labels, the most likely first.
         label_mass: probability of all candidates together, among the whole vocabulary, 0..1; the least of the reads.
     """
 
@@ -106,7 +106,7 @@ def normal_form(
     method: Literal["auto"] | Method = "auto",
     auto: Sequence[Method] = CHEAPEST_FIRST,
 ) -> Form:
-    """Choose the normal form and work out the token-exact candidates.
+    """Choose the normal form, and find the candidates as exact tokens.
 
     ``auto`` takes the first method of ``auto`` that can tell the labels apart; small models do
     better without ``choice``, which asks them to look a letter up.
@@ -129,8 +129,9 @@ def normal_form(
 def assemble(
     form: Form, reads: Sequence[Sequence[float]], top_k: int | None = None
 ) -> Classification:
-    """Read an answer off the log-probabilities (natural log) that each read gave its candidates;
-    ties go to the earlier label.
+    """Read an answer off the log-probabilities (natural log) that each read gave its candidates.
+
+    Ties go to the earlier label.
 
     Raises:
         ValueError: there is not one number per candidate.

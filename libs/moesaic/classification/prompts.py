@@ -22,10 +22,11 @@ def question(
     method: Method,
     wording: Wording = PACKAGED,
 ) -> str:
-    """Word the whole user turn: which label has ``text``, or, for ``multi``, does the only one apply?
+    """Write the whole user turn: which label has ``text``, or, for ``multi``, does the only one apply?
 
     Args:
-        text: is stripped; empty, for other methods than ``multi``: what all texts have before them.
+        text: the text, stripped here; if empty, the result is the common prefix of all texts (not
+            for ``multi``).
         labels: the answers that the caller allows, in the caller's order; for ``choice`` at most 26.
         instruction: one or two sentences that state the task.
         method: ``choice`` names each label by a letter, ``token`` and ``sequence`` ask for the label itself.
@@ -38,7 +39,7 @@ def question(
 
 
 def label_values(labels: Sequence[str], symbols: str) -> dict[str, str]:
-    """List the labels for a template: in a row, and each on a line behind its symbol."""
+    """List the labels for a template: in a row, and each on a line after its symbol."""
     options = "".join(
         f"{symbol}. {label}\n" for symbol, label in zip(symbols, labels, strict=False)
     )

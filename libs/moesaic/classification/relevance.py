@@ -28,6 +28,6 @@ class Relevance:
 
 
 def relevance_of(logprobs: Sequence[float]) -> tuple[float, float]:
-    """Work out the probability of yes against no, and the mass of both together."""
+    """Compute the probability of yes against no, and the mass of both together."""
     shares, mass = odds(logprobs)
     return shares[0], mass

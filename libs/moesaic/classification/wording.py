@@ -1,7 +1,7 @@
-"""The words of every prompt that a question is put with: data with a version.
+"""The words of all prompts that ask questions: versioned data.
 
 Accuracy depends on the exact words. So a model may bring its own (``wording`` in its ``moesaic.json``), and every
-answer tells the version of its question's words.
+answer names the version of its question's words.
 """
 
 import hashlib

@@ -21,8 +21,8 @@ _failures = Counter(
 async def background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
     """Run ``work`` for the length of the block; if it fails, the block is cancelled.
 
-    For work without which the process is of no use, and that computes nothing from what others
-    wrote: that is for ``tended``.
+    Use it for work that the process cannot do without and that depends on nothing that others wrote.
+    Other work is for ``tended``.
 
     Raises:
         ExceptionGroup: with the errors of ``work`` and of the block.
@@ -38,12 +38,12 @@ async def background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterato
 def tended(
     work: Callable[[], Coroutine[Any, Any, None]], name: str
 ) -> AbstractAsyncContextManager[None]:
-    """Run ``work`` for the length of the block, and begin it again whenever it fails."""
+    """Run ``work`` for the length of the block, and restart it whenever it fails."""
     return background(again_and_again(work, name), name)
 
 
 async def again_and_again(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
-    """Run ``work``, and begin it again after a pause whenever it fails; no input ends a process."""
+    """Run ``work``, and restart it after a pause whenever it fails; no input ends a process."""
     backoff = Backoff(0.1, 10.0)
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The policy of brownout, as every process sees it; without Redis, the last one that was known holds."""
+"""The policy of brownout, as every process sees it; without Redis, the last known one holds."""
 
 from collections.abc import AsyncGenerator
 from contextlib import suppress

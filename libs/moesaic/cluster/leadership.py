@@ -22,8 +22,8 @@ _TOKEN = re.compile(rb"([A-Za-z0-9._-]{1,256})/([0-9]{1,16})")  # worker id and 
 class Leadership:
     """This process's claim to lead.
 
-    A lease alone cannot stop a leader that was paused and does not know that its lease has ended. So
-    documents of the leader are written by ``Bus.compare_and_set`` that expects ``fence``.
+    A lease alone cannot stop a paused leader that does not know that its lease has ended. So the
+    leader writes its documents by ``Bus.compare_and_set`` that expects ``fence``.
 
     Attributes:
         leader: worker id of the leader, as far as is known.
@@ -90,7 +90,10 @@ class Leadership:
             await self._bus.compare_and_set(self.fence, {self._key: None})
 
     async def _may_be_replaced(self, holder: bytes) -> bool:
-        """True for an earlier start of this process, and for what no scheduler wrote: it would never end."""
+        """True for a lease of an earlier start of this process, and for a value that no scheduler wrote.
+
+        Such a value would never expire.
+        """
         token = _TOKEN.fullmatch(holder)
         if token is None or not await self._bus.expires_within(self._key, LEASE_S):
             return True

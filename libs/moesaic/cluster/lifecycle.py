@@ -25,8 +25,8 @@ EXIT_UNHEALTHY = 3  # something this process needs cannot be reached
 class StopEvent(asyncio.Event):
     """An event that is set once the process shall stop.
 
-    Set before any part waits for it, which means during the start, it cuts the start short: ``task``
-    is cancelled.
+    If it is set during the start, before any part waits for it, the start is cut short: ``task`` is
+    cancelled.
     """
 
     def __init__(self, task: "asyncio.Task[Any]") -> None:
@@ -95,9 +95,9 @@ def exit_with(error: Exception) -> NoReturn:
 
     | status | means |
     |---|---|
-    | 1 | something else; an error that is not ours is a bug, and has its traceback on standard error |
-    | 2 | a setting or a file of the model has to be corrected first: no restart can help |
-    | 3 | something that this process needs cannot be had now: a later start may help |
+    | 1 | another error; one that is not ours is a bug, and has its traceback on standard error |
+    | 2 | a setting or a file of the model has to be corrected: a restart cannot help |
+    | 3 | a resource that this process needs is unavailable: a restart may help |
     """
     causes = list(_leaves(error))
     ours = [cause for cause in causes if isinstance(cause, MoesaicError)]
@@ -119,7 +119,7 @@ def _exit_at_once(status: int) -> NoReturn:
 
 
 def _lasts(cause: MoesaicError) -> bool:
-    """True for a fault that time does not mend."""
+    """True for an error that a restart cannot cure."""
     return isinstance(cause, InvalidInput | CheckpointError) and not cause.retryable
 
 

@@ -20,9 +20,9 @@ REPORT_EVERY_S = 2.0
 async def report_load(
     bus: Bus, identity: Identity, generation: int, take: Callable[[], Awaitable[LoadReport]]
 ) -> None:
-    """Report what ``take`` gives every ``REPORT_EVERY_S``, for ever, with the worker's names.
+    """Report the result of ``take`` every ``REPORT_EVERY_S``, for ever, with the worker's names.
 
-    While Redis is gone, what happens meanwhile is reported later.
+    While Redis is gone, reports are delayed.
     """
     worker_id, role = identity.worker_id, identity.role
     unsent: LoadReport | None = None

@@ -2,7 +2,7 @@
 
 The addresses of a name (``moesaic.addresses``) are known only at run time: networks are attached,
 and names published, while containers start. So a service waits for its addresses, as it waits for
-Redis. It ends when one is replaced by another, for its supervisor to start it again.
+Redis. It exits when an address is replaced by another, so that its supervisor restarts it.
 """
 
 import asyncio
@@ -36,16 +36,15 @@ _Settings = TypeVar("_Settings", bound=ServiceSettings)
 
 @asynccontextmanager
 async def own_addresses(settings: _Settings) -> AsyncIterator[_Settings]:
-    """Replace the names of places to listen on by addresses of this machine.
+    """Replace names by addresses of this machine to listen on.
 
-    The addresses are awaited, then watched for the length of the block. One that only disappears may
-    come back, and changes nothing.
+    The addresses are awaited, then watched for the length of the block. An address that only
+    disappears may come back, and changes nothing.
 
     Raises:
         InvalidInput: an address is not loopback, and there is no secret.
-        ExceptionGroup: with ``NotReady``, once this machine has another address under a name instead
-            of the one in use, or the address for tensors on another interface, since UCX goes on
-            using the old one.
+        ExceptionGroup: with ``NotReady``, once a name stands for another address of this machine,
+            or the address for tensors has moved to another interface. UCX would go on using the old one.
     """
     hosts = {setting: getattr(settings, setting, "") for setting in _HOSTS}
     names = {setting: host for setting, host in hosts.items() if host and not is_address(host)}
@@ -90,7 +89,7 @@ async def own_address(name: str, setting: str) -> str:
 
     Args:
         name: a name, or an address, which is returned as it is.
-        setting: that holds the name, for people.
+        setting: the setting that holds the name, for messages.
     """
     if is_address(name):
         return name

@@ -47,7 +47,7 @@ class PlacementView(Changes):
     async def refresh(self, bus: Bus) -> None:
         """Read the placement that the pointer names, if it is newer.
 
-        The pointer has no seal, and the document has: without it the pointer means nothing.
+        The pointer has no seal; only the sealed document counts.
         """
         epoch = await committed_epoch(bus)
         if epoch > self.epoch:

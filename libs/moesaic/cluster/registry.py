@@ -38,7 +38,7 @@ _generations = msgspec.msgpack.Decoder(Generation)
 
 
 def max_age_s() -> float:
-    """Give the age from which on a record, which is written every two seconds, counts as an old one put back."""
+    """Return the age from which a record counts as an old one put back; records are written every two seconds."""
     return own_credentials().skew_s + LEASE_S
 
 
@@ -52,7 +52,7 @@ class Lease:
         self._later: tuple[int, float] | None = None  # number of a later start's record; when seen
 
     async def update(self, **changes: Any) -> None:
-        """Change fields of the record, such as ``state``; while Redis is gone, as soon as it is back."""
+        """Change fields of the record, such as ``state``; without Redis, as soon as it is back."""
         before, self.record = self.record, msgspec.structs.replace(self.record, **changes)
         if self.record != before:
             await self._announce("changed")
@@ -78,7 +78,9 @@ class Lease:
                 await self._hint("joined")
 
     def _gives_way(self, later: WorkerRecord, number: int) -> bool:
-        """True while a later start of this worker id may hold the lease: one record alone does not show that it lives.
+        """True while a later start of this worker id may hold the lease.
+
+        One record alone does not show that its process lives.
 
         Raises:
             InvalidInput: it renews the lease.
@@ -152,8 +154,8 @@ class Fleet(Changes):
     """All live records, kept fresh.
 
     Attributes:
-        workers: records by worker id. A record is removed when its lease ends; not while Redis is
-            gone, nor for the length of a lease after it came back, as workers could not renew.
+        workers: records by worker id. A record is removed when its lease ends. Records stay while
+            Redis is gone and for one lease after it came back, as workers could not renew.
         stale: Redis does not answer, and ``workers`` is its last answer.
     """
 
@@ -251,7 +253,7 @@ async def next_generation(bus: Bus, worker_id: str) -> int:
 async def tidy_index(bus: Bus) -> None:
     """Remove ids of vanished processes from the index, for ever.
 
-    Only the scheduler may: removing an id hides its worker from every view.
+    Only the scheduler may do so: without its id, a worker is hidden from every view.
     """
     gone: set[str] = set()
     while True:

@@ -1,4 +1,4 @@
-"""One model a cluster, held in the same numbers: a worker with other weights does not join."""
+"""Agreement on weights: a worker with other weights than the cluster's does not join."""
 
 import asyncio
 import time
@@ -33,13 +33,13 @@ async def same_weights(
     """Join the cluster with these weights, and stay for the length of the block.
 
     The first worker decides the cluster's weights, for as long as any worker has them. A worker with
-    other weights waits before the block until a lease after the last of those workers has ended.
+    other weights waits before the block, until a lease has passed since the last of those workers.
 
     Args:
-        bus: of the cluster.
-        own: this worker's.
+        bus: bus of the cluster.
+        own: weights of this worker.
         waiting_for: a list for people, such as ``ServiceStatus.waiting_for``.
-        clock: seconds that only grow.
+        clock: monotonic seconds.
     """
     await _join(bus, own, waiting_for, clock)
     async with tended(partial(_stay, bus, own), "weights"):

@@ -60,8 +60,8 @@ class ListeningProcess(Generic[Settings]):
     """A process that answers its operators.
 
     Attributes:
-        settings: with addresses of this machine for names, and with the worker id.
-        identity: its name.
+        settings: settings with the worker id, and with addresses of this machine for names.
+        identity: name of the process.
         stop: set once the process shall stop.
         admin: its gRPC server.
     """
@@ -82,9 +82,9 @@ class Process(ListeningProcess[Settings]):
     """A process that has joined its cluster.
 
     Attributes:
-        bus: to Redis.
-        generation: grows with every start of this worker id.
-        parts: closed, last first, before the process leaves the cluster.
+        bus: bus on the cluster's Redis.
+        generation: a number that grows with every start of this worker id.
+        parts: closed in reverse order, before the process leaves the cluster.
     """
 
     bus: Bus
@@ -99,8 +99,8 @@ class Process(ListeningProcess[Settings]):
         """Take a lease until the process ends.
 
         Args:
-            state: to begin with.
-            fields: of the ``WorkerRecord``, beside those that every process has.
+            state: state at the start.
+            fields: fields of the ``WorkerRecord`` beside those that every process has.
         """
         record = WorkerRecord(
             worker_id=self.identity.worker_id,
@@ -135,15 +135,15 @@ class Availability:
         """Show the state of ``process``.
 
         Args:
-            process: of the worker.
-            lease: of the process.
+            process: process of the worker.
+            lease: lease of the process.
             drained: called first when the worker is told to take no more work, or to take it again.
-            idle: tells whether all work has ended; workers without it cannot stand by.
+            idle: tells if all work has ended; workers without it cannot stand by.
         """
         self._process, self._lease, self._drained, self._idle = process, lease, drained, idle
 
     async def begin(self, *, standby: bool = False) -> None:
-        """Take work, unless operators have had the worker drained while it started, or it begins on standby."""
+        """Take work, unless operators drained the worker while it started, or it begins on standby."""
         process, status = self._process, self._process.status
         process.admin.on_drain(self._on_drain)
         process.admin.on_stand_by(self._show)
@@ -176,7 +176,7 @@ class Availability:
         )
 
     async def _come_to_rest(self, idle: Callable[[], Awaitable[bool]]) -> None:
-        """Follow a worker that stands by: from draining to standby, and back if it is given work after all."""
+        """Move a worker that stands by from draining to standby, and back if it is given work after all."""
         status = self._process.status
         while True:
             if status.standing_by:
@@ -192,10 +192,10 @@ async def listening(
     """Answer operators for the length of the block.
 
     Args:
-        settings: as they were given.
-        identity: from ``introduce``.
+        settings: settings as they were given.
+        identity: result of ``introduce``.
         register: adds the service's own calls.
-        stop: entered before: it ends the start of these parts too.
+        stop: stop event, already entered, so that it can end the start of these parts too.
 
     Raises:
         InUse: an address cannot be listened on.

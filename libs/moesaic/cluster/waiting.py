@@ -47,8 +47,8 @@ class Changes:
     """A count of changes that readers can wait on.
 
     Attributes:
-        version: number of changes so far. A reader that passes the version it last looked at to
-            ``changed`` misses nothing.
+        version: number of changes so far. A reader that passes its last version to ``changed``
+            misses nothing.
     """
 
     def __init__(self) -> None:

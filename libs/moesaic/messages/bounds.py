@@ -1,7 +1,7 @@
 """Types of fields whose values can be computed with: decoders refuse all others.
 
-Whoever holds the secret may still be damaged, or of another version. So a number is finite and of
-a size that sums and other formats bear, and a name is short.
+A process that holds the secret may still be damaged, or of another version. So numbers are finite and
+of a size that sums and other formats can hold, and names are short.
 """
 
 from typing import Annotated

@@ -21,11 +21,13 @@ LONGEST_S = 3600.0
 
 
 class BrownoutPolicy(Order, frozen=True, kw_only=True, tag="brownout-policy.v1"):
-    """Settings of operators; they outlive every scheduler. Defaults are the paper's, but for the mode.
+    """Settings of operators; they outlive every scheduler. Defaults are the paper's, except for the
+    mode.
 
     Attributes:
-        mode: off, manual (thresholds as set), paper (by measured latencies) or auto (by predicted ones, refusing
-            requests where that does not suffice); off unless told otherwise: nothing is degraded silently.
+        mode: off, manual (thresholds as set), paper (by measured latencies) or auto (by predicted
+            latencies; requests are refused if that does not suffice). The default is off: nothing
+            is degraded silently.
         prefill_threshold: in mode ``manual``: share of choices whose own experts stay, 0 to 1.
         decode_threshold: in mode ``manual``: the same for generated tokens.
         slo_ttft_s: target for 90 of 100 first tokens, queueing included, in seconds.
@@ -39,7 +41,8 @@ class BrownoutPolicy(Order, frozen=True, kw_only=True, tag="brownout-policy.v1")
         min_prefill_threshold: least threshold of prompts.
         min_decode_threshold: least threshold of generated tokens.
         window_s: seconds for which latencies count.
-        way: experts of one group, which has one united expert; 0: there are none, and rows make do with fewer.
+        way: experts of one group, which has one united expert; 0: there are none, and degraded
+            choices are dropped.
         rule: the experts that stay: those that most rows chose (tokens), or as many on each worker (instances).
     """
 
@@ -73,7 +76,7 @@ class BrownoutPolicy(Order, frozen=True, kw_only=True, tag="brownout-policy.v1")
         """Return the policy itself, if it makes sense.
 
         Raises:
-            InvalidInput: with the first field that is wrong, and what it must be.
+            InvalidInput: names the first wrong field, and its allowed values.
         """
         for field, (least, most) in _BOUNDS.items():
             value = getattr(self, field)
@@ -120,18 +123,18 @@ class BrownoutHint(msgspec.Struct, frozen=True, kw_only=True, tag="brownout-hint
 
 
 class BrownoutInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts that a decision was made from.
+    """Observations behind a decision.
 
     Attributes:
-        waiting_requests: that have not begun.
-        waiting_tokens: of prompts, to be computed.
-        oldest_wait_s: of those that have not begun.
+        waiting_requests: requests that have not begun.
+        waiting_tokens: prompt tokens to be computed.
+        oldest_wait_s: longest wait of a request that has not begun.
         answers: generations that get a token in each step.
-        arriving_tokens_per_s: of prompts, shed ones too.
-        ttft_p90_s: of the window; absent without first tokens.
-        tpot_p90_s: likewise.
-        prefill_gain: how many times as fast prompts are taken to be at threshold 0.
-        decode_gain: likewise, of generated tokens.
+        arriving_tokens_per_s: prompt tokens that arrive, shed ones too.
+        ttft_p90_s: 90th percentile of TTFT in the window; absent without first tokens.
+        tpot_p90_s: likewise for TPOT.
+        prefill_gain: assumed speed-up of prompts at threshold 0.
+        decode_gain: likewise for generated tokens.
     """
 
     waiting_requests: SmallCount = 0
@@ -146,26 +149,26 @@ class BrownoutInputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BrownoutDecision(msgspec.Struct, frozen=True, kw_only=True, tag="brownout-decision.v1"):
-    """One decision of one worker. It is told again, under the same number, with its result.
+    """One decision of one worker. It is reported again, under the same number, with its result.
 
     Attributes:
         number: counts the decisions of one start of a worker, from 1.
-        worker_id: of the worker.
-        generation: of the worker's start.
+        worker_id: id of the worker.
+        generation: generation of the worker's start.
         at: seconds since 1970 by the worker's clock, for people.
-        reason: for people.
-        mode: of the policy.
-        prefill_before: threshold that was told last.
+        reason: reason, for people.
+        mode: mode of the policy.
+        prefill_before: threshold that was reported last.
         prefill: threshold from now on.
         decode_before: likewise.
         decode: likewise.
         shedding: new standard requests are refused.
-        refused: requests, since the decision before.
+        refused: requests refused since the decision before.
         scale: advice to add capacity; empty: none.
-        inputs: it was made from.
-        predicted_ttft_s: 90 of 100 first tokens should take less; absent: nothing was predicted.
-        predicted_tpot_s: likewise, of later tokens.
-        measured_ttft_s: the result, in the window after it.
+        inputs: observations behind the decision.
+        predicted_ttft_s: predicted 90th percentile of TTFT; absent: nothing was predicted.
+        predicted_tpot_s: likewise for TPOT.
+        measured_ttft_s: the result, measured in the window after the decision.
         measured_tpot_s: likewise.
     """
 
@@ -190,5 +193,5 @@ class BrownoutDecision(msgspec.Struct, frozen=True, kw_only=True, tag="brownout-
 
     @property
     def decision_id(self) -> str:
-        """Its name, unlike that of any other decision."""
+        """The unique name of the decision."""
         return f"{self.worker_id}/{self.generation}/{self.number}"

@@ -24,8 +24,8 @@ class PlacementPolicy(Order, frozen=True, kw_only=True, tag="placement-policy.v1
     """Settings of operators; they outlive every scheduler.
 
     Attributes:
-        policy: by name.
-        pins: that hold under every policy.
+        policy: name of the policy.
+        pins: pins that hold under every policy.
     """
 
     policy: Name
@@ -33,7 +33,7 @@ class PlacementPolicy(Order, frozen=True, kw_only=True, tag="placement-policy.v1
 
 
 class PlacementDecision(msgspec.Struct, frozen=True, kw_only=True, tag="placement-decision.v1"):
-    """One decision with its cause, and the gain that is predicted for it."""
+    """One decision with its cause, and its predicted gain."""
 
     decision_id: Name
     at: Number  # seconds since 1970 by the scheduler's clock, for people

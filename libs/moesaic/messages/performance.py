@@ -54,7 +54,7 @@ Positive = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Estimate(NamedTuple):
-    """Predicted seconds. A part that was never measured takes 0 s, give or take any number."""
+    """Predicted seconds. A part that was never measured takes 0 s, with unlimited error."""
 
     seconds: float
     error_s: float  # one standard error of the mean
@@ -70,9 +70,9 @@ class PartCost(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         terms: see ``PART_TERMS``.
         unit_s: seconds of one unit of each term, none negative.
-        covariance: of ``unit_s``, ``[n][n]``.
-        spread: one standard deviation of a measurement, as a part of what is predicted for it.
-        samples: measurements behind it, those of long ago counting less; 0: taken from published figures.
+        covariance: covariance of ``unit_s``, ``[n][n]``.
+        spread: standard deviation of a measurement, relative to its prediction.
+        samples: number of measurements, older ones counting less; 0: taken from published figures.
     """
 
     terms: tuple[str, ...]
@@ -82,7 +82,7 @@ class PartCost(msgspec.Struct, frozen=True, kw_only=True):
     samples: Positive = 0.0
 
     def at(self, amounts: Sequence[float]) -> Estimate:
-        """Predict the seconds of so much of each term; what is left out at the end is none."""
+        """Predict the seconds of these amounts of the terms; amounts left out at the end are 0."""
         seconds = self.seconds(*amounts)
         variance = sum(
             each * own * other
@@ -101,9 +101,9 @@ class PerformanceModel(msgspec.Struct, frozen=True, kw_only=True, tag="performan
     """Costs of the parts that are known.
 
     Attributes:
-        device: for people.
-        source: measured where, or published where.
-        parts: by ``Part``.
+        device: name of the device, for people.
+        source: place of the measurement or publication.
+        parts: costs by ``Part``.
     """
 
     device: str = ""
@@ -117,14 +117,14 @@ class PerformanceModel(msgspec.Struct, frozen=True, kw_only=True, tag="performan
 
 
 class FitSums(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a fit knows of its measurements; sums of several workers are the fit of all of them.
+    """Weighted sums from which a fit is made; sums of several workers give the fit of all of them.
 
     Attributes:
-        products: of amounts, weighted, ``[n][n]``.
-        responses: amounts by seconds, weighted, ``[n]``.
-        squares: of seconds, weighted.
-        weight: of measurements, the latest counting 1.
-        squared_weight: sum of squares of what each counts.
+        products: sums of products of amounts, ``[n][n]``.
+        responses: sums of amounts times seconds, ``[n]``.
+        squares: sum of squared seconds.
+        weight: sum of the weights of measurements; the latest weighs 1.
+        squared_weight: sum of the squared weights.
     """
 
     products: tuple[tuple[float, ...], ...]
@@ -161,17 +161,17 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True, tag="load-report.v1"
     """Load and costs of one worker since its report before.
 
     Attributes:
-        window_s: that this covers.
-        worker_id: of the worker.
-        generation: of the worker's start.
-        role: of the worker.
+        window_s: length of the time that this covers.
+        worker_id: id of the worker.
+        generation: generation of the worker's start.
+        role: role of the worker.
         at: seconds since 1970 by the worker's clock.
         waiting: requests that have not begun.
-        latencies: of requests that ended, at most ``MOST_KEPT``: ``ended`` counts all.
+        latencies: latencies of requests that ended, at most ``MOST_KEPT``; ``ended`` counts all.
         ended: requests that ended; cancelled ones are not counted.
-        arrivals: requests that came, at most ``MOST_KEPT``: ``arrived`` counts all, refused ones too.
-        arrived: requests that came.
-        costs: by ``Part``; all that is known, not only what is new.
+        arrivals: requests that arrived, at most ``MOST_KEPT``; ``arrived`` counts all, refused ones too.
+        arrived: requests that arrived.
+        costs: all known costs by ``Part``, new or not.
     """
 
     window_s: Positive
@@ -187,7 +187,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True, tag="load-report.v1"
     costs: dict[str, FitSums] = {}
 
     def and_then(self, later: "LoadReport") -> "LoadReport":
-        """Put the next report behind this one, as one report."""
+        """Append the next report to this one, as one report."""
         return replace(
             later,
             window_s=self.window_s + later.window_s,

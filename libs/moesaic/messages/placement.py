@@ -59,7 +59,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, tag="placement.v1"):
         """Return the placement itself, if its parts fit together.
 
         Raises:
-            InvalidInput: with the first field that is wrong, and what it must be.
+            InvalidInput: names the first wrong field, and its allowed values.
         """
         if self.num_experts <= self.num_united:
             raise InvalidInput("placement.num_experts", "must be at least 1, besides united ones")
@@ -86,7 +86,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, tag="placement.v1"):
 
     @property
     def num_own(self) -> int:
-        """Experts of a layer that the model itself has."""
+        """Experts of a layer without united ones."""
         return self.num_experts - self.num_united
 
     def holders(self, layer: int) -> list[list[int]]:

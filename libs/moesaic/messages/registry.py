@@ -19,7 +19,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="worker.v1"):
     """One registered process; the value of its lease key.
 
     An expert worker is ``ready`` when it can take a placement, an attention worker when it can take
-    requests. An edge agent is both. One on ``standby`` could, and is given nothing.
+    requests. An edge agent is both. A worker on ``standby`` could take work, and gets none.
     """
 
     worker_id: Name
@@ -68,7 +68,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="worker.v1"):
         """Return the record itself, if placements can be made of it.
 
         Raises:
-            InvalidInput: with the first field that is wrong, and what it must be.
+            InvalidInput: names the first wrong field, and its allowed values.
         """
         if sorted(set(self.layers)) != self.layers:
             raise InvalidInput("layers", "must ascend, each once")
@@ -90,13 +90,13 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="worker.v1"):
 
     @property
     def capacity(self) -> int:
-        """Experts that a placement may put here, over all layers together."""
+        """Most experts that a placement may put here, over all layers together."""
         per_layer = min(self.slots_per_layer, self.num_experts) * len(self.layers)
         return min(self.num_slots, per_layer) if self.num_slots else per_layer
 
     @property
     def most_held(self) -> int:
-        """Experts that there may be here, over all layers together, while a placement replaces another."""
+        """Most experts in memory here while one placement replaces another, over all layers together."""
         if not self.max_expert_bytes:
             return 2 * self.capacity
         return self.max_expert_bytes // max(1, self.expert_bytes)
@@ -114,7 +114,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, tag="generation.v1")
 
 
 class Weights(msgspec.Struct, frozen=True, kw_only=True, tag="weights.v1"):
-    """The weights that workers must have to join the cluster, in the numbers in which they hold them."""
+    """The weights, with their number formats, that workers must have to join the cluster."""
 
     digest: Name  # of configuration and weights
     dtype: Name = ""  # of weights and activations; empty: told by a version that did not know it

@@ -1,4 +1,4 @@
-"""The rung: what serves those choices of experts that brownout takes from their own."""
+"""The rung: the way in which brownout serves degraded choices."""
 
 from typing import Annotated, Literal
 
@@ -19,8 +19,8 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         way: experts of one group; 0: there are no united experts.
-        instead: what serves a degraded choice.
-        rule: what makes an expert stay.
+        instead: serves a degraded choice.
+        rule: decides which experts stay.
     """
 
     way: Annotated[int, msgspec.Meta(ge=0, le=MOST_WAY)] = 0
@@ -36,6 +36,6 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True):
 
         Args:
             expert: ``0..E-1``, ``E + j`` for united expert ``j``, or -1, which stays.
-            num_experts: of a layer, without united ones: E.
+            num_experts: experts of a layer, without united ones: E.
         """
         return expert if expert < num_experts else self.way * num_experts + expert - num_experts

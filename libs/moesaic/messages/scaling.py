@@ -1,4 +1,4 @@
-"""Numbers of workers of the two sides: the policy of operators, the wish in force, and decisions."""
+"""Numbers of workers of the two sides: the policy of operators, the wanted shape, and decisions."""
 
 import math
 import re
@@ -24,7 +24,7 @@ class FleetShape(msgspec.Struct, frozen=True, order=True):
     experts: SmallCount
 
     def __str__(self) -> str:
-        """Write it as the paper does: 4A8E."""
+        """Return the text form of the paper: ``4A8E``."""
         return f"{self.attention}A{self.experts}E"
 
     @property
@@ -34,7 +34,7 @@ class FleetShape(msgspec.Struct, frozen=True, order=True):
 
 
 def read_shape(text: str) -> FleetShape:
-    """Read a shape as it is written: ``4A8E``.
+    """Read a shape in its text form: ``4A8E``.
 
     Raises:
         InvalidInput: ``text`` is no shape.
@@ -67,10 +67,10 @@ class ScalingPolicy(Order, frozen=True, kw_only=True, tag="scaling-policy.v1"):
         slo_tpot_s: target for later tokens, in seconds; 0: that of the policy of brownout.
         attainment: part of the requests that shall meet both targets, such as 0.9.
         interval_s: seconds between decisions.
-        cool_down_s: seconds without an action after one; an action that takes it back waits twice as long, unless a
-            target is missed.
+        cool_down_s: seconds without an action after one; an action that reverts it waits twice as
+            long, unless a target is missed.
         window_s: seconds of arrivals that are replayed.
-        headroom: factor by which arrivals are replayed denser, for those that come before the next decision.
+        headroom: factor on the rate of replayed arrivals, for growth before the next decision.
         gain: least part of the cost that removing workers must save.
     """
 
@@ -94,7 +94,7 @@ class ScalingPolicy(Order, frozen=True, kw_only=True, tag="scaling-policy.v1"):
         """Return the policy itself, if it makes sense.
 
         Raises:
-            InvalidInput: with the first field that is wrong, and what it must be.
+            InvalidInput: names the first wrong field, and its allowed values.
         """
         if self.mode not in SCALING_MODES:
             raise InvalidInput(
@@ -132,17 +132,16 @@ _BOUNDS: dict[str, tuple[float, float]] = {
 
 
 class ScalingWish(Order, frozen=True, kw_only=True, tag="scaling-wish.v1"):
-    """The shape that is wanted, as the last action left it; it outlives every scheduler.
+    """The wanted shape, as the last action left it; it outlives every scheduler.
 
     Attributes:
-        number: counts actions, from 1: a scheduler that leads later goes on from here, and repeats nothing; 0: none
-            was wanted yet.
-        shape: that is wanted.
-        decision_id: of the decision behind it.
+        number: counts actions, from 1, so that a later leader repeats nothing; 0: no shape was wanted yet.
+        shape: the wanted shape.
+        decision_id: id of the decision behind it.
         at: seconds since 1970 by the scheduler's clock.
-        up: it was the last action to add workers; absent: neither added nor removed any.
-        seconds: until the shape was there; absent: not yet.
-        failure: why it was given up, or what overtook it.
+        up: true if the last action added workers, false if it removed some; absent: neither.
+        seconds: time until the shape was reached; absent: not yet.
+        failure: reason why it was given up or superseded.
     """
 
     number: Count
@@ -155,7 +154,7 @@ class ScalingWish(Order, frozen=True, kw_only=True, tag="scaling-wish.v1"):
 
     @property
     def ended(self) -> bool:
-        """True once its shape was there, or was given up."""
+        """True once its shape was reached or given up."""
         return self.seconds is not None or bool(self.failure)
 
 
@@ -168,13 +167,13 @@ class ScalingForecast(msgspec.Struct, frozen=True, kw_only=True):
     """Predictions for one shape, by a replay of recent arrivals.
 
     Attributes:
-        shape: that they are for.
-        cost: of the shape for an hour.
+        shape: the shape.
+        cost: cost of the shape for an hour.
         attainment: part of the requests that meet both targets.
-        ttft_p90_s: 90 of 100 first tokens take less.
-        tpot_p90_s: likewise, of later tokens.
+        ttft_p90_s: 90th percentile of TTFT.
+        tpot_p90_s: 90th percentile of TPOT.
         attention_busy: part of the time in which attention workers compute.
-        experts_busy: likewise, expert workers.
+        experts_busy: likewise for expert workers.
     """
 
     shape: FleetShape
@@ -187,27 +186,27 @@ class ScalingForecast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScalingDecision(msgspec.Struct, frozen=True, kw_only=True, tag="scaling-decision.v1"):
-    """One decision with its reason; it is told again, under the same id, with its result.
+    """One decision with its reason; it is reported again, under the same id, with its result.
 
     Attributes:
-        decision_id: unlike that of any other decision.
+        decision_id: unique id of the decision.
         at: seconds since 1970 by the scheduler's clock, for people.
-        cause: of the decision.
-        adopted: the wish was changed; else the policy only advises, or a cool-down holds it back.
-        reason: for people.
-        before: the shape that there was.
+        cause: cause of the decision.
+        adopted: the wanted shape was changed; else the policy only advises, or a cool-down prevents the change.
+        reason: reason, for people.
+        before: the shape at the time.
         wanted: the shape decided for.
-        requests_per_s: that arrived lately.
-        forecast_before: of ``before``; absent where costs are not known.
-        forecast: of ``wanted``.
-        measured_attainment: lately; absent without requests.
-        measured_ttft_p90_s: lately.
-        measured_tpot_p90_s: lately.
-        prefill_threshold: of brownout, when it was decided.
+        requests_per_s: requests that arrived recently.
+        forecast_before: forecast of ``before``; absent if costs are unknown.
+        forecast: forecast of ``wanted``.
+        measured_attainment: recent attainment; absent without requests.
+        measured_ttft_p90_s: recent 90th percentile of TTFT.
+        measured_tpot_p90_s: recent 90th percentile of TPOT.
+        prefill_threshold: threshold of brownout at the time.
         decode_threshold: likewise.
         bridged: brownout degrades until the workers have come.
-        seconds: until the shape was there; absent: not yet.
-        failure: why it was not reached.
+        seconds: time until the shape was reached; absent: not yet.
+        failure: reason why it was not reached.
     """
 
     decision_id: Name

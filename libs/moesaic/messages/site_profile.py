@@ -20,8 +20,8 @@ class PeerLink(msgspec.Struct, frozen=True, kw_only=True):
 class SiteProfile(msgspec.Struct, frozen=True, kw_only=True, tag="site-profile.v1"):
     """One edge agent over one window.
 
-    Choices are of this site's rows, by where their experts were; seconds are those spent beyond what computes
-    here meanwhile.
+    Choices are of this site's rows, by the place of their experts. Seconds are those beyond the local
+    computation of the same time.
     """
 
     worker_id: Name

@@ -1,9 +1,9 @@
 """Control metadata over Redis: documents, leases, compare-and-set, and streams that hint at news.
 
-State lives in documents; a stream entry only says that one changed. So a reader that missed
-entries, or a Redis that lost them, costs nothing but a look at the documents. Both are sealed with
-the cluster's secret (``moesaic.cluster.redis.seals``). Whatever cannot be read counts as absent
-(``moesaic.cluster.redis.reading``), and is kept with the dead letters.
+State lives in documents; a stream entry only says that one changed. So lost entries cost nothing
+but a look at the documents. Both are sealed with the cluster's secret
+(``moesaic.cluster.redis.seals``). Unreadable values count as absent
+(``moesaic.cluster.redis.reading``), and are kept as dead letters.
 """
 
 from collections.abc import AsyncIterator
@@ -19,8 +19,8 @@ from moesaic.cluster.security.credentials import Credentials, own_credentials
 class Bus(Documents, Streams):
     """One cluster's keys on one Redis; every name is prefixed ``moesaic:{cluster}:``.
 
-    Every call but ``watch`` and ``read_on`` raises ``PeerLost`` when Redis does not do what was
-    asked within a second; whether a write was done is then unknown. Nothing is repeated by itself.
+    Every call but ``watch`` and ``read_on`` raises ``PeerLost`` if Redis does not do it within a
+    second. Then a write may or may not have been done. Nothing is retried automatically.
     """
 
     def __init__(self, redis_url: str, cluster: str, credentials: Credentials) -> None:
@@ -43,17 +43,17 @@ class Bus(Documents, Streams):
         waiting_for: list[str] | None = None,
         credentials: Credentials | None = None,
     ) -> AsyncIterator["Bus"]:
-        """Open a bus on a Redis that answers; while it does not, wait and say so.
+        """Open a bus on a Redis that answers; wait and log while it does not.
 
         Args:
             redis_url: ``redis://``, ``rediss://`` or ``unix://``.
             cluster: keeps clusters on one Redis apart.
             waiting_for: a list for people, such as ``ServiceStatus.waiting_for``; it names Redis
                 during the wait.
-            credentials: of another cluster than this process's own.
+            credentials: those of another cluster, if not this process's own.
 
         Raises:
-            InvalidInput: the URL is wrong in a way that waiting does not cure.
+            InvalidInput: the URL is wrong, and waiting cannot help.
         """
         await await_redis(redis_url, [] if waiting_for is None else waiting_for)
         bus = cls(redis_url, cluster, credentials or own_credentials())

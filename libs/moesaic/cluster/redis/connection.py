@@ -42,16 +42,16 @@ _SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 class CommandRefused(PeerLost):
-    """Redis answers, and does not do what was asked of one key: that is no outage."""
+    """An error of Redis about one key; Redis itself is up."""
 
 
 class RedisConnection:
     """Clients of one Redis for one cluster; both connect when first used.
 
     Attributes:
-        client: for commands that answer at once.
-        reader: for reads that wait for news.
-        seals: of the cluster.
+        client: client for commands that answer at once.
+        reader: client for reads that wait for news.
+        seals: the cluster's seals.
         last_lost: monotonic time at which Redis last failed; -inf if it never did.
     """
 
@@ -81,7 +81,8 @@ class RedisConnection:
             raise
 
     async def begin_anew(self, key: str, fields: dict[str, Any], error: ResponseError) -> bytes:
-        """Replace by a stream with one entry what takes none, if this process may; else raise ``error``.
+        """Replace a value that takes no entry by a stream with one, if this process may; else raise
+        ``error``.
 
         Returns:
             The id of the entry.
@@ -107,7 +108,7 @@ async def await_redis(redis_url: str, waiting_for: list[str]) -> None:
     """Wait until a usable Redis answers; ``waiting_for`` names it meanwhile.
 
     Raises:
-        InvalidInput: the URL is wrong in a way that waiting does not cure.
+        InvalidInput: the URL is wrong, and waiting cannot help.
     """
     said, cause, backoff = f"redis at {public_url(redis_url)}", "", Backoff()
     while True:
@@ -126,12 +127,12 @@ async def await_redis(redis_url: str, waiting_for: list[str]) -> None:
 
 
 def redis_client(redis_url: str, name: str, *, timeout_s: float) -> Any:
-    """Make a client that connects when first used and never repeats a command by itself.
+    """Make a client that connects when first used and never retries a command by itself.
 
-    A command whose answer is lost may have been done, and only its sender knows if it may be repeated.
+    A command whose answer is lost may have been done; only its sender knows if a retry is safe.
 
     Raises:
-        InvalidInput: the URL cannot be one of Redis.
+        InvalidInput: the URL is not one of Redis.
     """
     if not redis_url.startswith(_SCHEMES):
         raise InvalidInput(
@@ -173,9 +174,9 @@ async def check_redis(redis_url: str) -> None:
 
 @contextmanager
 def no_cancellation_lost() -> Iterator[None]:
-    """Raise a cancellation of the task that what is called within has lost.
+    """Raise a cancellation of the task that the awaited call has lost.
 
-    Before Python 3.12 asyncio.wait_for, with which redis-py sends, loses a cancellation that comes
+    Before Python 3.12 ``asyncio.wait_for``, with which redis-py sends, loses a cancellation that comes
     just as it ends. The task's own count shows it.
     """
     task = asyncio.current_task()
@@ -204,7 +205,7 @@ def outages(redis_url: str) -> Iterator[None]:
 
 
 def is_of_a_key(error: object) -> bool:
-    """True for answers of Redis that only one key is the cause of."""
+    """True for errors of Redis about one key alone."""
     return isinstance(error, ResponseError) and any(words in str(error) for words in _OF_A_KEY)
 
 

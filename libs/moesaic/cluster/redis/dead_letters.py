@@ -1,4 +1,4 @@
-"""Dead letters: what could not be read, kept for people under ``dlq:<stream>`` and ``dlq:documents``."""
+"""Dead letters: unreadable values, kept for people under ``dlq:<stream>`` and ``dlq:documents``."""
 
 import hashlib
 import time
@@ -35,7 +35,7 @@ _letters = Counter(
 
 
 class DeadLetters:
-    """Writer of dead letters; a document that is read again and again is told of once."""
+    """Writer of dead letters; reports a document once, however often it is read."""
 
     def __init__(self, connection: RedisConnection) -> None:
         self._connection = connection
@@ -43,7 +43,7 @@ class DeadLetters:
         self._told_entries: dict[tuple[str, bytes], None] = {}
 
     def document_is_readable(self, name: str) -> None:
-        """Tell of a document again once it cannot be read again."""
+        """Report a document again if it becomes unreadable again."""
         self._told.pop(name, None)
 
     async def document(self, name: str, value: bytes, why: Unreadable) -> None:
@@ -79,7 +79,7 @@ class DeadLetters:
         await self._put(stream, {}, payload, why, entry_id)
 
     async def message(self, stream: str, message: bytes, why: Unreadable) -> None:
-        """Put a message of a stream aside that was read, and that its reader cannot use."""
+        """Put aside a message of a stream that was read, and that its reader cannot use."""
         await self._put(stream, {}, message, why)
 
     async def _put(
@@ -99,7 +99,7 @@ class DeadLetters:
             log.warning("letter.lost", stream=box, cause=str(error)[:_MAX_WHY])
 
     async def _keep(self, key: str, letter: dict[str, Any], entry_id: bytes | None) -> None:
-        """Append a letter; a value that is no stream, or takes no letters any more, is replaced by a stream."""
+        """Append a letter; a value that takes no letters is replaced by a stream."""
         if entry_id is not None:
             # Somebody chose an id that is far ahead. Later letters would have no place behind it.
             if not _is_ahead(entry_id) and await self._is_kept_once(key, letter, entry_id):
@@ -111,10 +111,10 @@ class DeadLetters:
             await self._connection.begin_anew(key, letter, error)
 
     async def _is_kept_once(self, key: str, letter: dict[str, Any], entry_id: bytes) -> bool:
-        """Keep a letter under the id of its entry, which all readers of the stream meet.
+        """Keep a letter under the id of its entry, which is the same for all readers of the stream.
 
         Returns:
-            False if it has no place there, and no other reader has kept it.
+            False if there is no room for it, and no other reader has kept it.
         """
         try:
             await self._append(key, letter, entry_id)

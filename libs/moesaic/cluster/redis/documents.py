@@ -39,12 +39,12 @@ class KeyContent(NamedTuple, Generic[T]):
 class Documents:
     """The documents of one cluster.
 
-    Every call to Redis raises ``PeerLost`` when it was not done within a second. What cannot be
-    read counts as absent (``moesaic.cluster.redis.reading``) and goes to the dead letters.
+    Every call to Redis raises ``PeerLost`` if it was not done within a second. Unreadable values
+    count as absent (``moesaic.cluster.redis.reading``) and go to the dead letters.
 
     Attributes:
-        connection: to the cluster's Redis.
-        dead_letters: what could not be read.
+        connection: connection to the cluster's Redis.
+        dead_letters: unreadable values.
     """
 
     def __init__(self, connection: RedisConnection, dead_letters: DeadLetters) -> None:
@@ -88,8 +88,8 @@ class Documents:
         """Read several documents, each with its number.
 
         Returns:
-            In the order of ``names`` what ``get`` gives, with the number of the writing: it grows
-            with all that one process writes, and is in milliseconds since 1970 by its clock.
+            A result of ``get`` for each of ``names``, in order, with the number of the write. Numbers
+            of one process grow with each write; they are milliseconds since 1970 by its clock.
         """
         names, found = list(names), list[tuple[T, int] | None]()
         for first in range(0, len(names), _AT_ONCE):
@@ -105,7 +105,7 @@ class Documents:
         return self.connection.seals.seal(name, msgspec.msgpack.encode(message))
 
     def age_s(self, number: int) -> float:
-        """Give the age of a writing with this number, by the writer's clock and ours."""
+        """Return the age of a write with this number, by the writer's clock and ours."""
         return self.connection.seals.age_s(number)
 
     async def get_bytes(self, name: str) -> bytes | None:
@@ -115,7 +115,7 @@ class Documents:
         return value
 
     async def expires_within(self, name: str, seconds: float) -> bool:
-        """True if a key is gone after so many seconds."""
+        """True if a key is absent or expires within so many seconds."""
         with self.connection.noting_outages():
             left_ms = await self.connection.client.pttl(self.connection.key(name))
         return bool(left_ms != -1 and left_ms <= seconds * 1000)
@@ -168,7 +168,7 @@ class Documents:
         return sorted(found)
 
     async def refuse(self, name: str, value: bytes, why: str) -> None:
-        """Put a value aside that was read, and that its reader cannot use."""
+        """Put aside a value that was read, and that its reader cannot use."""
         await self.dead_letters.document(name, value, Unreadable(why, foreign=True))
 
     async def compare_and_set(

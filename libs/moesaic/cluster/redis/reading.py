@@ -1,7 +1,7 @@
-"""Values of Redis as messages: all that processes read there passes here.
+"""Values of Redis as messages; all values that processes read there pass here.
 
-Whatever cannot be read counts as absent: it is too large, nobody of the cluster sealed it for this
-name, it is no message of the kind that is read here, or its parts make no sense together.
+A value counts as absent if it is too large, of another kind than is read here, or not sealed for this
+name by a process of the cluster. So does a message whose parts contradict each other.
 """
 
 from typing import Protocol, TypeVar, runtime_checkable
@@ -22,7 +22,7 @@ class Unreadable(Exception):
     """A value that counts as absent.
 
     Attributes:
-        foreign: nobody of the cluster wrote it there.
+        foreign: no process of the cluster wrote it there.
         opened: the part below the seal, if there is a seal.
     """
 

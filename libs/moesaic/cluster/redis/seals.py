@@ -1,14 +1,13 @@
-"""Seals on all that is written to Redis: proof that a process of the cluster wrote it, under this name.
+"""Seals on all values in Redis: proof that a process of the cluster wrote them, under this name.
 
     version (1 byte), mac (32), writer (8), number (8), message
 
 Redis can tell roles apart, not the workers of a role: the password of one expert worker allows
-writing the keys of all of them. So readers believe only sealed values, and of those only newer ones
-than the last.
+writing the keys of all of them. So readers accept only sealed values that are newer than the last.
 
 The mac is HMAC-SHA256, by a key made from the secret, of cluster, name and all that follows it. The
-writer is drawn once a process; its numbers only grow, and are milliseconds since 1970. Without a
-secret the key is everyone's, and the form the same.
+writer is a random id of the process; its numbers only grow, and are milliseconds since 1970.
+Without a secret the form is the same, with a key that is public.
 """
 
 import hmac
@@ -45,11 +44,11 @@ class Opened(NamedTuple):
 
 
 class Seals:
-    """Maker and opener of one cluster's seals; one a process.
+    """Maker and opener of one cluster's seals; one per process.
 
     Args:
-        secret: the cluster's; may be empty.
-        cluster: its name.
+        secret: the cluster's secret; may be empty.
+        cluster: name of the cluster.
         clock: seconds since 1970.
     """
 

@@ -34,8 +34,8 @@ class Streams:
     """The streams of one cluster.
 
     Attributes:
-        connection: to the cluster's Redis.
-        dead_letters: what could not be read.
+        connection: connection to the cluster's Redis.
+        dead_letters: unreadable entries.
     """
 
     def __init__(self, connection: RedisConnection, dead_letters: DeadLetters) -> None:
@@ -47,12 +47,12 @@ class Streams:
     ) -> None:
         """Add an entry to a stream and trim the stream.
 
-        A value that is no stream, or takes no entries any more, is replaced by a stream.
+        A value that takes no entries is replaced by a stream.
 
         Args:
-            stream: its name.
-            message: of the entry.
-            max_entries: about so many entries stay; None keeps those of the last hour.
+            stream: name of the stream.
+            message: message of the entry.
+            max_entries: number of entries to keep, about; None keeps those of the last hour.
 
         Raises:
             PeerLost: Redis did not do it within a second; it may have been done.
@@ -79,15 +79,14 @@ class Streams:
         self._newest_ms[stream] = int(entry_id.split(b"-")[0])
 
     async def refuse_entry(self, stream: str, message: msgspec.Struct, why: str) -> None:
-        """Put a message aside that was read, and that its reader cannot use."""
+        """Put aside a message that was read, and that its reader cannot use."""
         await self.dead_letters.message(stream, msgspec.msgpack.encode(message), Unreadable(why))
 
     async def watch(self, stream: str, decoder: Decoder[T]) -> AsyncIterator[T | None]:
         """Give every entry from now on; the iterator never ends.
 
-        It gives ``None`` where the reader should look at the documents: at the start, after two
-        seconds without news, for an entry that cannot be read, and each time Redis was lost or
-        came back.
+        It gives ``None`` when the reader should look at the documents. This is so at the start, after two
+        seconds without news, for an unreadable entry, and each time Redis was lost or came back.
         """
         entry_reader = self._entry_reader(stream, decoder, repeats=True)
         last_id: bytes | None = None
@@ -113,7 +112,7 @@ class Streams:
                 yield None
 
     async def read_on(self, stream: str, decoder: Decoder[T]) -> AsyncGenerator[T | None, None]:
-        """Give every entry that is there, oldest first, and every later one; the iterator never ends.
+        """Give every existing entry, oldest first, and every later one; the iterator never ends.
 
         It gives ``None`` after two seconds without news, and when Redis was lost. Each entry is
         given once, even if another process appends its copy. A Redis that lost its data is read
@@ -195,7 +194,7 @@ def _place(entry_id: bytes) -> tuple[int, ...]:
 
 
 def _before(entry_id: bytes) -> str | None:
-    """Name the largest id that is smaller; None if there is none."""
+    """Return the largest id that is smaller; None if there is none."""
     time_ms, number = _place(entry_id)
     if number:
         return f"{time_ms}-{number - 1}"
@@ -206,12 +205,12 @@ class _EntryReader(Generic[T]):
     """Reads messages from the entries of one stream.
 
     Args:
-        connection: to the cluster's Redis.
-        dead_letters: for entries that cannot be read.
-        stream: its name.
-        decoder: of the messages.
+        connection: connection to the cluster's Redis.
+        dead_letters: takes entries that cannot be read.
+        stream: name of the stream.
+        decoder: decoder of the messages.
         repeats: accept an entry that a writer has appended before; False gives each once only.
-        looks_back: at entries that were read before, perhaps.
+        looks_back: the reader may meet entries that it has read before.
     """
 
     def __init__(

@@ -43,12 +43,12 @@ _state = Gauge("moesaic_service_state", "1 for the state that this process is in
 class ServiceStatus:
     """The state of this process, as ``GetInfo`` and the health service show it.
 
-    Draining overlays the other states: a service that becomes ready while it drains stays
-    draining until ``undrain``. A worker that is to stand by shows ``draining`` too, until it has nothing to do.
+    Draining overlays the other states: a service that becomes ready while it drains shows draining
+    until ``undrain``. A worker that is to stand by also shows ``draining``, until it is idle.
 
     Attributes:
-        drained: operators had it drained, or it stops.
-        standing_by: it is to take no work, or it has begun without any.
+        drained: operators drained it, or it stops.
+        standing_by: it takes no work, by order or from its start.
     """
 
     def __init__(self, service: str, worker_id: str, generation: int) -> None:
@@ -87,7 +87,7 @@ class ServiceStatus:
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """Tell people for the length of the block what is waited for."""
+        """Name a cause of waiting for the length of the block."""
         self.waiting_for.append(what)
         try:
             yield
@@ -101,14 +101,14 @@ class ServiceStatus:
         self._note(before)
 
     def stand_by(self, on: bool) -> None:
-        """Take no work from now on, or take it again; one that has not begun rests at once."""
+        """Take no work from now on, or take work again; a worker without work is on standby at once."""
         before = self.state
         if on != self.standing_by:
             self.standing_by, self._rests = on, on and self._state == "starting"
         self._note(before)
 
     def rest(self, rests: bool) -> None:
-        """Note for one that stands by whether it has nothing to do."""
+        """Record if a worker that stands by is idle."""
         before, self._rests = self.state, rests
         self._note(before)
 
@@ -198,7 +198,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             return pb.StandByResponse(state=_STATES[self._status.state])
 
     async def Activate(self, request: pb.ActivateRequest, context: _Context) -> pb.ActivateResponse:
-        """Accept work after ``StandBy``; a worker that drains goes on draining."""
+        """Accept work after ``StandBy``; a worker that drains continues to drain."""
         async with errors_as_status(context):
             if self._stop.is_set():
                 raise NotReady("this process is stopping", code="draining")

@@ -1,4 +1,4 @@
-"""gRPC channels, with the options of both ends by which a hung peer is noticed in seconds.
+"""gRPC channels; keep-alive options of both ends detect a hung peer within seconds.
 
 Each call carries a token (``moesaic.cluster.security.tokens``) if the cluster has a secret.
 """
@@ -54,9 +54,9 @@ def channel(
 
     Args:
         address: ``host:port``.
-        audience: worker id of the service expected there, if known: no other service can use the
+        audience: worker id of the expected service, if known; then no other service can use the
             tokens of these calls.
-        credentials: of another cluster than this process's own.
+        credentials: those of another cluster, if not this process's own.
     """
     credentials = own_credentials() if credentials is None else credentials
     plain = _connection(address, credentials)

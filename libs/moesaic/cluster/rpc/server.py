@@ -39,7 +39,7 @@ class AdminServer:
 
     Attributes:
         address: ``host:port`` for others.
-        status: shown by ``GetInfo`` and the health service; the service keeps it true.
+        status: state that ``GetInfo`` and the health service show; the service keeps it true.
         stop_requested: set by ``Shutdown``; the service's own stop event if one was given.
     """
 
@@ -75,10 +75,10 @@ async def admin_server(
 ) -> AsyncIterator[AdminServer]:
     """Serve the calls of every service, and those that ``register`` adds, until the block ends.
 
-    The server answers from the start; its health is NOT_SERVING until the status is ``ready``, or ``standby``: it
-    could serve. An unknown generation can be set later, as ``admin.status.generation``. With a secret in the settings
-    callers must know it, and this process's own calls carry tokens made from it. With certificates
-    each end demands one of the other.
+    The server answers from the start; its health is NOT_SERVING until the status is ``ready`` or
+    ``standby``. An unknown generation can be set later, as ``admin.status.generation``. If the
+    settings have a secret, callers must know it, and this process's own calls carry tokens made
+    from it. With certificates each end demands one of the other.
 
     Raises:
         InUse: the port cannot be listened on.

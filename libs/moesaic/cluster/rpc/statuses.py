@@ -1,8 +1,8 @@
 """Translation between our errors and gRPC statuses, for both ends of a call.
 
-An error travels as a ``google.rpc.Status``, which clients of all languages read: code, text, an
-``ErrorInfo`` (our stable code in capitals; class and fields as metadata) and, where a retry can
-help, a ``RetryInfo``.
+An error travels as a ``google.rpc.Status``, which clients of all languages read. It has code, text
+and an ``ErrorInfo``: our stable code in capitals, with class and fields as metadata. If a retry can
+help, it has a ``RetryInfo``.
 """
 
 import inspect
@@ -51,7 +51,7 @@ async def errors_as_status(context: grpc.aio.ServicerContext[Any, Any]) -> Async
 
 
 def as_error(rpc_error: grpc.aio.AioRpcError, peer: str) -> MoesaicError:
-    """Give the error of a failed call to ``peer``: the peer's own, or one by the status."""
+    """Return the error of a failed call to ``peer``: the peer's own, or one by the status."""
     try:
         told = rpc_status.from_call(rpc_error)  # type: ignore[arg-type]  # has what is read of a call
         info = ErrorInfo()
@@ -96,7 +96,7 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: MoesaicErro
 
 
 def _shortened(value: Any) -> Any:
-    """Cut a text, and replace what UTF-8 has no bytes for."""
+    """Cut a text, and replace characters that UTF-8 cannot encode."""
     if not isinstance(value, str):
         return value
     return value.encode("utf-8", "replace")[:_MAX_BYTES].decode("utf-8", "ignore")

@@ -22,7 +22,7 @@ class Credentials:
     """The cluster's secret, empty if it has none, and certificates, if there are any.
 
     Attributes:
-        skew_s: by which the clocks of two machines may differ.
+        skew_s: most seconds by which the clocks of two machines may differ.
     """
 
     secret: bytes = field(default=b"", repr=False)
@@ -57,7 +57,7 @@ _own = [Credentials()]
 
 
 def own_credentials() -> Credentials:
-    """Give this process's own credentials; without a secret until ``using`` sets some."""
+    """Return this process's own credentials; without a secret until ``using`` sets some."""
     return _own[-1]
 
 

@@ -4,8 +4,8 @@
 
 The audience is the worker id of the only service that accepts the token, or ``*``. The expiry is in
 seconds since 1970 by the caller's clock. The mac is HMAC-SHA256, by a key made from the secret, of
-all that stands before it. A token costs no round trip; in return an overheard one can be used again
-until it expires, at its audience and for its scope.
+all that stands before it. A token costs no round trip. In return, an intercepted token can be
+replayed until it expires, at its audience and for its scope.
 """
 
 import hmac
@@ -23,7 +23,7 @@ MAX_TOKEN_CHARS = 512
 
 
 class TokenRefused(Exception):
-    """A token proves nothing, or not enough.
+    """A token is invalid or does not allow the call.
 
     Attributes:
         allowed_more: a wider scope would help: the caller is known, and may not make this call.
@@ -38,9 +38,9 @@ class Tokens:
     """Maker and checker of one cluster's tokens.
 
     Args:
-        secret: the cluster's; not empty.
+        secret: the cluster's secret; not empty.
         clock: seconds since 1970.
-        skew_s: by which the clocks of two machines may differ.
+        skew_s: most seconds by which the clocks of two machines may differ.
     """
 
     def __init__(
