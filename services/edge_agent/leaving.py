@@ -1,4 +1,4 @@
-"""Leaving: other agents have this one's experts before it goes, if they have room for them."""
+"""Leaving: other agents get this one's experts before it stops, if they have room."""
 
 import asyncio
 from collections.abc import Collection
@@ -43,9 +43,9 @@ async def hand_over(bus: Bus, worker_id: str, grace_s: float) -> bool:
 def may_follow(
     worker_id: str, current: Placement | None, records: Collection[WorkerRecord]
 ) -> bool:
-    """Tell whether a placement without an agent that leaves may follow the one in force.
+    """Return true if a placement without an agent that leaves may follow the one in force.
 
-    None does if no other stays, as when all are stopped, or if those that stay have no room for every expert.
+    None may if no other agent stays, or if those that stay have no room for every expert.
     """
     stay = any(r.holds_experts and r.state == "ready" for r in records if r.worker_id != worker_id)
     if not stay or not _names(worker_id, current):

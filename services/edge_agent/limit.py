@@ -1,4 +1,4 @@
-"""Keeping of an agent's memory limit: what is free is given back, and the plan learns what it left out."""
+"""Enforcement of an agent's memory limit: free memory is given back, and the plan learns from excess."""
 
 import asyncio
 import time
@@ -24,8 +24,8 @@ LEARN_SHARE = 1 / 64  # of the limit, beyond what was measured
 class MemoryLimit:
     """Keeps one agent within its limit.
 
-    Steps, messages and the heap take more at some moments than the plan foresaw, depending on what is asked. Once
-    they have taken more than there is, so much is kept free from then on, and the scheduler moves experts away.
+    Depending on the requests, steps, messages and the heap sometimes take more than planned. If they exceed
+    the limit, the excess is kept free from then on, and the scheduler moves experts away.
     """
 
     def __init__(self, profiler: Profiler, lease: Lease) -> None:
@@ -47,7 +47,7 @@ class MemoryLimit:
         return self._site.plan.num_slots
 
     async def keep(self) -> None:
-        """Look after the memory, for ever."""
+        """Watch the memory, for ever."""
         while True:
             used_bytes = self._profiler.used_bytes
             if self._is_short(used_bytes):
@@ -72,7 +72,7 @@ class MemoryLimit:
         return used_bytes > limit_bytes and time.monotonic() > self._trimmed_s + BEYOND_EVERY_S
 
     async def _learn(self, used_bytes: int) -> None:
-        """Plan with less from now on, if more was taken than the limit of now."""
+        """Plan with less from now on, if more than the present limit was taken."""
         site, limit_bytes = self._site, self._site.plan.limit_bytes
         if not 0 < limit_bytes < used_bytes:
             return

@@ -120,7 +120,7 @@ async def _begin_reports(
     engine: RunningEngine,
     profiler: Profiler,
 ) -> None:
-    """Follow the policy of brownout, and tell the scheduler what goes on here."""
+    """Follow the policy of brownout, and report profiles to the scheduler."""
     settings, site, bus = process.settings, profiler.site, process.bus
     rungs = RungFollower(site.mode.degrading, worker.thread)
     await process.enter(tended(partial(follow_policy, bus, engine, rungs), "brownout"))

@@ -1,7 +1,7 @@
 """Division of an agent's memory: what it holds anyway, then KV and buffers, then experts. Pure.
 
-The limit covers what the process takes for the model, on top of what it had before: the interpreter and its
-libraries, some hundred megabytes, are not part of it. Experts get what the rest leaves:
+The limit covers the memory that the process takes for the model. The interpreter and its libraries,
+some hundred megabytes, are not part of it. Experts get the rest:
 
 ==========  =====================================================================================
 part        size
@@ -9,7 +9,7 @@ part        size
 held        all of the model but its routed experts, measured once it is loaded
 KV          as asked for, else a 16th of the limit
 buffers     activations and logits of the largest step, an 18th of the limit; steps are made smaller to fit
-reserve     whatever else grows, links to other sites, messages under way, the heap: 4.5 MiB and a 16th
+reserve     links to other sites, messages in flight, the heap, other growth: 4.5 MiB and a 16th
 cache       experts from files: a 32nd of what is left, and those of one batch
 staging     experts that are loaded while those they replace still serve: a sixteenth
 slots       all others
@@ -36,11 +36,11 @@ class MemoryNeeds:
     """Sizes that the division depends on, in bytes.
 
     Attributes:
-        held: taken already, for all but experts.
-        expert: of one expert.
-        block: of one KV block.
-        row: of the activations of one row of a step.
-        num_experts: of all layers together.
+        held: memory of the model without its experts, already taken.
+        expert: size of one expert.
+        block: size of one KV block.
+        row: activations of one row of a step.
+        num_experts: experts of all layers together.
         at_once: experts from files that one batch has in memory, beside those kept.
     """
 
@@ -67,11 +67,11 @@ class MemoryPlan:
     """Uses of an agent's memory.
 
     Attributes:
-        limit_bytes: of all of it; 0: none.
+        limit_bytes: size of the whole; 0: no limit.
         kv_blocks: KV blocks.
-        max_rows: rows of a step.
+        max_rows: most rows of a step.
         num_slots: experts that a placement may put here.
-        num_staged: experts that may come on top while one placement replaces another.
+        num_staged: further experts in memory while one placement replaces another.
         num_cached: experts from files that may stay in memory.
     """
 
@@ -87,7 +87,7 @@ def plan_memory(limit_bytes: int, needs: MemoryNeeds, wishes: MemoryWishes) -> M
     """Divide ``limit_bytes``; without a limit every expert has a slot.
 
     Raises:
-        InvalidInput: it leaves no room for a single expert; names the least that does.
+        InvalidInput: it leaves no room for a single expert; the error names the lowest limit that does.
     """
     if not limit_bytes:
         kv_blocks = wishes.kv_blocks or wishes.most_blocks

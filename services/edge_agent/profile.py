@@ -1,4 +1,4 @@
-"""Profiles of an agent: what operators are shown, and what the scheduler is told (DanceMoE section III-A)."""
+"""Profiles of an agent, for operators and for the scheduler (DanceMoE section III-A)."""
 
 import asyncio
 import time
@@ -28,12 +28,13 @@ class Profiler:
     def __init__(
         self, site: Site, name: str, worker_id: str, generation: int, before_bytes: int
     ) -> None:
-        """
+        """Describe an open site.
+
         Args:
-            site: its parts.
-            name: of the site.
-            worker_id: of the agent.
-            generation: of this start.
+            site: parts of the site.
+            name: name of the site.
+            worker_id: id of the agent.
+            generation: generation of this start.
             before_bytes: memory of the process before it loaded anything.
         """
         self.site = site
@@ -44,7 +45,7 @@ class Profiler:
 
     @property
     def used_bytes(self) -> int:
-        """Memory on top of what the process had before it loaded the model."""
+        """Memory that the process took since before it loaded the model."""
         return max(0, own_bytes() - self._before_bytes)
 
     def profile(self) -> SiteProfile:
@@ -80,7 +81,7 @@ class Profiler:
 
 
 async def tell_profiles(bus: Bus, profiler: Profiler, interval_s: float) -> None:
-    """Tell the scheduler of every interval, for ever; without Redis nobody hears of it."""
+    """Report every interval to the scheduler, for ever; reports are lost while Redis is gone."""
     while True:
         await asyncio.sleep(interval_s)
         with suppress(PeerLost):

@@ -1,4 +1,4 @@
-"""The parts of one site: experts here, the way to those of others, and what both may take of memory."""
+"""The parts of one site: its experts, links to other sites, and the memory of both."""
 
 import asyncio
 from contextlib import suppress
@@ -72,7 +72,7 @@ class Site:
 
     @property
     def most_expert_bytes(self) -> int:
-        """Memory for experts in slots, those included that a placement brings in; 0: no limit."""
+        """Memory for experts in slots, including those that a placement brings in; 0: no limit."""
         if not self.plan.limit_bytes:
             return 0
         planned = (self.plan.num_slots + self.plan.num_staged) * self.needs.expert
@@ -80,11 +80,11 @@ class Site:
 
     @property
     def is_settled(self) -> bool:
-        """True if the experts here are no more than the plan has slots for, and none come or go."""
+        """True if the experts here fit the slots of the plan, and none are being loaded or dropped."""
         return self.host.epochs.resident_bytes <= self.plan.num_slots * self.needs.expert
 
     def change_limit(self, limit_bytes: int) -> None:
-        """Divide another limit. What has KV and buffers keeps them; experts leave with the next placement.
+        """Divide another limit. KV and buffers keep their memory; experts leave with the next placement.
 
         Raises:
             InvalidInput: it leaves no room for experts.
@@ -94,9 +94,9 @@ class Site:
         self.adopt(plan_memory(limit_bytes, self.needs, wishes))
 
     def follow_experts(self) -> bool:
-        """Allow no more than there is, where that is more than planned; tell whether that has changed.
+        """Lower the limit to the memory there is, if that is less than planned; return true if it changed.
 
-        Experts leave after a limit was lowered, and some may still have come meanwhile.
+        Experts leave after a limit was lowered, and some may still have been loaded meanwhile.
         """
         changed = self.most_expert_bytes != self.allowed_bytes
         if changed:
@@ -114,7 +114,7 @@ class Site:
         log.info("memory.planned", **plan.__dict__)
 
     async def left(self) -> None:
-        """Wait until other sites have no links to this one any more, but not for long."""
+        """Wait for a short time until other sites have no links to this one any more."""
         with suppress(TimeoutError):
             async with asyncio.timeout(RETIRE_AFTER_S):
                 await self.answering.run(self.answering.network.all_left())
@@ -128,7 +128,7 @@ def limited(
     Args:
         site: gets its plan.
         worker: gets the settings that follow from the plan.
-        settings: as they were given.
+        settings: settings as they were given.
         before_bytes: memory of the process before it loaded anything.
 
     Returns:

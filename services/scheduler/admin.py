@@ -119,7 +119,7 @@ class SchedulerAdmin(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def ApplyPlacement(
         self, request: pb.ApplyPlacementRequest, context: _Context
     ) -> pb.ApplyPlacementResponse:
-        """Make an operator's placement the one in force; this goes on if the caller leaves."""
+        """Make an operator's placement the one in force; this continues if the caller leaves."""
         async with errors_as_status(context):
             parts, current = self._opened(), self._placed()
             if request.base_epoch != current.epoch:
@@ -194,9 +194,9 @@ class SchedulerAdmin(scheduler_pb2_grpc.SchedulerServiceServicer):
             )
 
     async def Scale(self, request: pb.ScaleRequest, context: _Context) -> pb.ScaleResponse:
-        """Want a shape; the policy no longer changes it by itself, unless it is asked to.
+        """Order a shape; the policy no longer changes it, unless the request says so.
 
-        This goes on if the caller leaves.
+        This continues if the caller leaves.
         """
         async with errors_as_status(context):
             parts = self._opened()
@@ -259,7 +259,7 @@ class SchedulerAdmin(scheduler_pb2_grpc.SchedulerServiceServicer):
             )
 
     async def _finished(self, order: Coroutine[Any, Any, _T]) -> _T:
-        """Await an order that goes on if the caller leaves."""
+        """Await an order that continues if the caller leaves."""
         task = asyncio.create_task(order)
         self._orders.add(task)
         task.add_done_callback(self._ended)

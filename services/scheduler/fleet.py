@@ -20,10 +20,10 @@ _uncovered = Gauge("moesaic_experts_without_replica", "experts that no live work
 
 
 class FleetProposer:
-    """Watches the workers, and proposes a placement when they call for another one.
+    """Watches the workers, and proposes a placement when one is due.
 
     Attributes:
-        known: the fleet when it was last looked at.
+        known: the fleet at the last look.
     """
 
     def __init__(self, fleet: Fleet) -> None:
@@ -51,10 +51,10 @@ class FleetProposer:
         self.known = now
 
     def propose(self, current: Placement | None) -> Proposal:
-        """Propose for the workers there are; see ``moesaic.placement.decide.proposal``.
+        """Propose a placement for the present workers; see ``moesaic.placement.decide.proposal``.
 
         A worker that came back often or could not load is left out for a while, unless its slots are
-        needed. Where experts are missing, no newcomer is waited for if the placed workers can hold them.
+        needed. If experts are missing, the proposal waits for no newcomer if the placed workers can hold them.
         """
         records, now_s = list(self._fleet.workers.values()), time.monotonic()
         experts = [record for record in records if record.holds_experts]

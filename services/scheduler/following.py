@@ -1,4 +1,4 @@
-"""Streams that a scheduler reads while it leads: whatever an entry says, the next ones are read."""
+"""Streams that a scheduler reads while it leads; no entry can stop it from reading the next."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -28,19 +28,19 @@ async def follow_while_leading(
     rest: Callable[[], None] = lambda: None,
     end: Callable[[], None] = lambda: None,
 ) -> None:
-    """Give every entry that is there to ``take``, and every later one, while this scheduler leads; for ever.
+    """Give every entry, those already there first, to ``take`` while this scheduler leads; for ever.
 
     An entry that ``take`` fails on goes to the dead letters.
 
     Args:
-        bus: of the cluster.
-        leadership: of this scheduler.
-        stream: its name.
-        decoder: of the messages.
+        bus: bus of the cluster.
+        leadership: leadership of this scheduler.
+        stream: name of the stream.
+        decoder: decoder of the messages.
         take: takes in one message.
         begin: called when this scheduler begins to lead, again if it raises ``PeerLost``.
-        rest: called whenever nothing has come for a while.
-        end: called when this scheduler leads no more.
+        rest: called after a time without entries.
+        end: called when this scheduler no longer leads.
     """
     while True:
         if leadership.held:

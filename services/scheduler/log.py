@@ -40,9 +40,9 @@ class DecisionLog:
         self._unwritten: deque[Entry] = deque(maxlen=KEPT)
 
     async def refresh(self) -> None:
-        """Write what could not be written, then read what other schedulers have decided.
+        """Write decisions that could not be written before, then read those of other schedulers.
 
-        Without Redis, both wait and what is known stays.
+        Without Redis, both are postponed and known decisions stay.
         """
         with suppress(PeerLost):
             await self._flush()
@@ -79,7 +79,7 @@ class DecisionLog:
         await self._write(outcome)
 
     async def note_brownout(self, decision: BrownoutDecision) -> None:
-        """Log a decision that a worker has made, or its result; what is known changes nothing."""
+        """Log a decision of a worker, or its result; known ones change nothing."""
         known = self._brownout.get(decision.decision_id)
         is_older = known is not None and _has_result(known) and not _has_result(decision)
         if decision == known or is_older:
@@ -102,7 +102,7 @@ class DecisionLog:
         return _newest(self._brownout, count)
 
     async def note_scaling(self, decision: ScalingDecision) -> None:
-        """Log a decision about numbers of workers, or tell it again with its result."""
+        """Log a decision about numbers of workers, or report it again with its result."""
         log.info(
             "scaling.decided" if decision.decision_id not in self._scaling else "scaling.ended",
             decision_id=decision.decision_id,
@@ -128,8 +128,8 @@ class DecisionLog:
     async def close(self, current: int) -> None:
         """Give an outcome to the decisions whose end no scheduler saw.
 
-        Only a leader that is placing nothing may call this: at its beginning, or when Redis did not say
-        whether it had done what was asked.
+        Only a leader that is placing nothing may call this: at its start, or when Redis did not say if a
+        write was done.
 
         Args:
             current: the committed epoch.

@@ -1,6 +1,6 @@
 """The loop that decides about the placement while its scheduler leads; ``steps`` has the order of what it does.
 
-Every decision is logged before it is placed, and again with what became of it.
+Every decision is logged before it is placed, and again with its outcome.
 """
 
 import asyncio
@@ -83,7 +83,7 @@ class PlacementLoop:
     """Decides about the placement while its scheduler leads.
 
     Attributes:
-        waiting_for: what keeps a placement from being committed, for people.
+        waiting_for: causes that keep a placement from being committed, for people.
     """
 
     def __init__(
@@ -312,7 +312,7 @@ class PlacementLoop:
         overtaken = False
 
         async def begun(epoch: int) -> None:
-            """Log the epoch that is prepared: a later leader sees by it whether it was committed."""
+            """Log the epoch that is prepared, so that a later leader can see if it was committed."""
             nonlocal outcome
             self.waiting_for = [f"workers to load placement {epoch}"]
             outcome = replace(outcome, tried=epoch)

@@ -18,7 +18,7 @@ _busiest = Gauge(
 
 
 async def measure_sites(profiles: SiteProfiles, decisions: DecisionLog, current: Placement) -> None:
-    """Log how local the epoch in force is, and what other sites cost, with the decision that led to it."""
+    """Log the local share of the epoch in force, and the cost of other sites, with the decision that led to it."""
     served, outcome = profiles.served(current.epoch), decisions.outcome_of(current.epoch)
     if not served.choices:
         return
@@ -34,7 +34,7 @@ async def measure_sites(profiles: SiteProfiles, decisions: DecisionLog, current:
 
 
 async def measure(feed: TrafficFeed, decisions: DecisionLog, current: Placement) -> None:
-    """Show how evenly the epoch in force is served, and log it with the decision that led to it."""
+    """Show how evenly workers serve the epoch in force, and log it with the decision that led to it."""
     served = feed.served(current)
     if served is None:
         return

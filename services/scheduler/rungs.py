@@ -1,4 +1,4 @@
-"""The way to degrade: what operators want of it that workers can have."""
+"""The way to degrade: the operators' order, as far as workers can carry it out."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""Steps of the loop that decides about the placement: what to do next, from what is known now.
+"""Steps of the loop that decides about the placement: the next action, from the present facts.
 
 Nothing here waits or changes anything. Each step looks at the situation and names its work, or None.
 """
@@ -26,15 +26,15 @@ class Situation:
 
     Attributes:
         current: the committed placement.
-        proposal: for the workers there are.
-        workers: all of them, by id.
-        pins: of operators.
-        pins_tried: the pins were tried since the epoch, the pins or the last plan.
+        proposal: proposal for the present workers.
+        workers: all workers, by id.
+        pins: pins of operators.
+        pins_tried: the pins were tried since the epoch, the pins or the plan last changed.
         rung: the way to degrade that operators want and workers can have.
         may_change: a placement that can wait has waited long enough.
         unconfirmed: a worker has not acknowledged ``current``.
-        went_back: Redis went back to an earlier state, for a worker has seen a later epoch, or another placement of
-            this one.
+        went_back: Redis went back to an earlier state: a worker has seen a later epoch, or another
+            placement of this one.
         plan_due: it is time to plan by the traffic.
     """
 
@@ -69,7 +69,7 @@ class PlaceStep:
     """Make ``wanted`` the placement.
 
     Attributes:
-        wanted: of any epoch.
+        wanted: placement of any epoch.
         cause: fields of its ``PlacementDecision``.
         urgent: see ``Placer.place``.
     """
@@ -95,7 +95,7 @@ Step = PlaceStep | ConfirmStep | PlanStep
 
 
 def next_step(now: Situation) -> Step | None:
-    """Choose the first step that there is reason for; None: wait."""
+    """Choose the first step that is due; None: wait."""
     return (
         settle_workers(now)
         or go_ahead_of_workers(now)
@@ -133,7 +133,7 @@ def confirm(now: Situation) -> ConfirmStep | None:
 
 
 def change_rung(now: Situation) -> PlaceStep | None:
-    """Have choices degraded in another way; experts stay where they are."""
+    """Change the way in which choices are degraded; experts stay where they are."""
     settled = now.settled
     if settled is None or settled.rung == now.rung:
         return None
@@ -142,7 +142,7 @@ def change_rung(now: Situation) -> PlaceStep | None:
 
 
 def place_pins(now: Situation) -> PlaceStep | None:
-    """Place as many of the pins as can be had."""
+    """Place as many of the pins as possible."""
     current = now.changeable
     if current is None or now.pins_tried:
         return None

@@ -1,4 +1,4 @@
-"""Orders in Redis, of operators and of the scheduler itself: they outlive schedulers, and losses of data."""
+"""Orders of operators and of the scheduler in Redis; they survive schedulers and losses of data."""
 
 import asyncio
 import time
@@ -104,7 +104,7 @@ class VersionedStore(Generic[_T]):
             await asyncio.sleep(_LOOK_S)
 
     async def change(self, edit: Callable[[_T], _T]) -> _T:
-        """Replace the document by what ``edit`` makes of the one in force, as an order of a later version.
+        """Replace the document by the result of ``edit``, as an order of a later version.
 
         An order that changes nothing about an earlier order keeps its version.
 

@@ -18,7 +18,7 @@ class Confirmation:
         self._done: set[tuple[int, Incarnation]] = set()  # epochs in force on workers
 
     def forget(self) -> None:
-        """Tell all workers again: that also frees what they may have prepared for nothing."""
+        """Tell all workers again, which also frees placements that they prepared for nothing."""
         self._done.clear()
 
     def missing(self, current: Placement) -> list[PlacedWorker]:

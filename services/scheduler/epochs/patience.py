@@ -1,4 +1,4 @@
-"""Patience with a worker that loads: as long as bytes come, and in proportion to how many there are."""
+"""Time limits for a worker that loads: as long as bytes arrive, and in proportion to their number."""
 
 import asyncio
 import time
@@ -22,9 +22,9 @@ class Patience:
         """Begin at ``now_s``.
 
         Args:
-            worker_id: of the worker, for errors.
-            least_s: that it has, however little it loads, if it did nothing else.
-            load_share: of its time, for loading.
+            worker_id: id of the worker, for errors.
+            least_s: least time for any load, if the worker did nothing else.
+            load_share: share of its time for loading.
             now_s: monotonic time.
         """
         self._worker_id, self._least_s, self._share = worker_id, least_s, load_share
@@ -36,7 +36,7 @@ class Patience:
         return (self._least_s + self._loading.total_bytes / FLOOR_BYTES_PER_S) / self._share
 
     def note(self, loading: admin_pb2.Loading | None, now_s: float) -> None:
-        """Look at what it loads; None: nothing is known.
+        """Record its progress; None: unknown.
 
         Raises:
             PeerLost: its time is over, or no byte has come for ``STALLED_S``.

@@ -73,19 +73,19 @@ class Placer:
         begun: Callable[[int], Awaitable[None]],
         target: Placement | None = None,
     ) -> Placement:
-        """Make ``wanted`` the placement under a new epoch; serving goes on meanwhile.
+        """Make ``wanted`` the placement under a new epoch; serving continues meanwhile.
 
         Args:
-            wanted: its epoch does not matter.
+            wanted: placement of any epoch.
             urgent: load as fast as can be; else workers that serve load at the pace that this allows.
-            begun: told the epoch as soon as it is known.
+            begun: called with the epoch as soon as it is known.
             target: the placement that ``wanted`` is a stage towards, if it is one.
 
         Raises:
             InvalidInput: it breaks a rule that every placement must keep; no worker was asked.
             Obsolete: the fleet changed so that it is no longer wanted.
             NotReady: another scheduler leads now.
-            MoesaicError: a worker could not prepare; all were told to forget it.
+            MoesaicError: a worker could not prepare; all were told to drop it.
         """
         self.failed = []
         current, records = self._view.current, list(self._fleet.workers.values())
@@ -137,7 +137,7 @@ class Placer:
         self._silent &= self._asked
 
     def note_newer(self, error: MoesaicError) -> None:
-        """Learn from a worker's refusal that it has seen a later epoch."""
+        """Record the later epoch that a worker's refusal names."""
         if isinstance(error, StaleEpoch):
             self._epochs.floor = max(self._epochs.floor, error.current)
 
@@ -177,9 +177,9 @@ class Placer:
             await asyncio.gather(preparing, return_exceptions=True)
 
     def _share_of(self, worker: PlacedWorker, current: Placement | None) -> float:
-        """The part of its time in which a worker loads: all of it, if it does not serve yet.
+        """The share of its time in which a worker loads: all of it, if it does not serve yet.
 
-        An edge agent that joins takes its experts over links that others serve by.
+        An edge agent that joins loads its experts over links that others need for serving.
         """
         record = self._fleet.workers.get(worker.worker_id)
         serving = {w.incarnation for w in current.workers} if current else set()

@@ -1,4 +1,4 @@
-"""Placing in stages, where workers have no memory for all that they hold before and after a migration."""
+"""Placing in stages, for workers without memory for both the old and the new experts of a migration."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -37,8 +37,8 @@ async def place_in_stages(
 ) -> Placement:
     """Make ``wanted`` the placement, at once or step by step; see ``Placer.place``.
 
-    If a stage fails, the one before stays in force: it has every expert that any worker had, and a later plan goes on
-    from there.
+    If a stage fails, the one before stays in force. It has every expert that any worker had, and a later plan
+    continues from there.
     """
     current, records = view.current, list(fleet.workers.values())
     *before, last = stages_of(current, wanted, records)
@@ -93,7 +93,7 @@ def stages_of(
     """Split a migration so that it fits into every worker's memory.
 
     Raises:
-        PlacementInfeasible: it does not, in whatever steps.
+        PlacementInfeasible: no sequence of steps fits.
     """
     live = {record.incarnation: record for record in records}
     by_id = {record.worker_id: record for record in records}
@@ -109,7 +109,7 @@ def stages_of(
 
 
 def _without(placement: Placement, gone: set[tuple[str, int]]) -> Placement:
-    """Leave out workers that are gone; what they alone held has no holder then."""
+    """Leave out workers that are gone; their sole experts then have no holder."""
     kept = [n for n, worker in enumerate(placement.workers) if worker.incarnation not in gone]
     return replace(
         placement,

@@ -54,10 +54,10 @@ class EpochStore:
         return epoch
 
     async def commit(self, placement: Placement) -> None:
-        """Make a prepared placement the one; after this no earlier one can be committed.
+        """Commit a prepared placement; after this no earlier one can be committed.
 
-        Only the epoch that was given out last can be committed: workers forget what they prepared for
-        earlier ones, so after a lead that was lost and won back they no longer have an earlier placement.
+        Only the last allocated epoch can be committed: workers drop what they prepared for earlier ones. So a
+        scheduler that lost the lead and won it back cannot commit an earlier placement.
 
         Raises:
             NotReady: another scheduler leads now, or has committed or prepared another one.
@@ -81,7 +81,7 @@ class EpochStore:
                 await self._bus.put(document(before.epoch), before, ttl_s=_KEEP_OLD_S)
 
     async def agree(self) -> None:
-        """Take the placement from Redis, or restore it there if it cannot be read there.
+        """Take the placement from Redis, or restore it there if it cannot be read.
 
         Raises:
             NotReady: another scheduler leads now.
@@ -107,7 +107,8 @@ class EpochStore:
         await self._bus.append(STREAM, PlacementHint(epoch=current.epoch))
 
     async def learn_from(self, records: Iterable[WorkerRecord]) -> list[WorkerRecord]:
-        """Raise the floor to the epochs that workers have seen: all that remains if Redis lost its data.
+        """Raise the lowest next epoch above those that workers have seen; only these remain if Redis
+        lost its data.
 
         Returns:
             The workers that did not answer.
@@ -126,7 +127,8 @@ class EpochStore:
         return max(self._view.epoch, self.floor, self._given_out)
 
     async def _read(self, name: str) -> tuple[bytes | None, int]:
-        """Read an epoch, which has no seal: one that is far ahead of all that is known was made up.
+        """Read an epoch. It has no seal, so a value far ahead of all known epochs is rejected as
+        forged.
 
         Returns:
             Its value, for ``write``, and the epoch; 0 if there is none.

@@ -28,15 +28,15 @@ async def prepare(
     timeout_s: float,
     failed: Callable[[PlacedWorker, MoesaicError], None],
 ) -> None:
-    """Have all workers load what they lack; the first that fails ends the wait for the others.
+    """Have all workers load their missing experts; the first failure ends the wait for the others.
 
     Args:
-        placement: what to load.
-        serving: the placement committed last, if there is one. Its workers can give experts to others, and a worker
-            that has not heard of its commit does so now.
-        load_share: of each worker's time, for loading; the rest is for serving.
-        timeout_s: for each worker, if it did nothing else; those that load have more, see ``Patience``.
-        failed: told each worker that could not, and the reason.
+        placement: placement to prepare.
+        serving: the placement committed last, if there is one. Its workers can give experts to others, and a
+            worker that missed its commit learns of it now.
+        load_share: share of each worker's time for loading; the rest is for serving.
+        timeout_s: time limit of each worker, if it did nothing else; a worker that loads has more, see ``Patience``.
+        failed: called with each worker that failed, and the reason.
 
     Raises:
         MoesaicError: the first failure.

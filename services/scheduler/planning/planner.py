@@ -40,14 +40,14 @@ StartSolver = Callable[[], AbstractAsyncContextManager[Solver]]
 
 @dataclass(frozen=True)
 class PlacementPlan:
-    """A placement that could be made, with its predicted gain and cost.
+    """A possible placement, with its predicted gain and cost.
 
     Attributes:
-        gain: the part of its work that the busiest worker is predicted to lose, in the workers' own
-            costs; 0 if that is not known.
+        gain: share of its work that the busiest worker is predicted to lose, in the workers' own
+            costs; 0 if unknown.
         before: most activated experts on one worker, mean of the replayed batches.
         after: the same with ``placement``.
-        local_share_before: edge agents: part of their rows' choices whose experts are at the same site.
+        local_share_before: edge agents: share of their rows' choices whose experts are at the same site.
         local_share_after: the same with ``placement``.
         row_s_before: edge agents: mean seconds that a choice waits for experts elsewhere.
         row_s_after: the same with ``placement``.
@@ -91,7 +91,7 @@ class Planner:
         pins: Iterable[Pin],
         load_bytes_per_s: float | None,
     ) -> PlacementPlan:
-        """Plan by ``policy``. There is always a plan: where the solver fails, it is to stay."""
+        """Plan by ``policy``. There is always a plan; if the solver fails, the placement stays."""
         stay = PlacementPlan(replace(current, epoch=0), current.epoch, policy, "")
         traffic = self._feed.of(current.model_digest)
         if policy == KEEP:
@@ -132,7 +132,7 @@ class Planner:
         made: PlacementPlan,
         load_bytes_per_s: float | None,
     ) -> PlacementPlan:
-        """Add to a plan its cost, and the verdict on whether its gain is worth that."""
+        """Add to a plan its cost, and the decision if its gain is worth that."""
         needed = moves(current, made.placement)
         moved_bytes = len(needed) * max(record.expert_bytes for record in placed)
         made = replace_plan(
@@ -167,7 +167,7 @@ class _Question:
         """Ask policies for proposals, each pinned and checked.
 
         Args:
-            policies: by name.
+            policies: policies by name.
             failures: takes the reason of each policy that makes no proposal.
         """
         made = {}

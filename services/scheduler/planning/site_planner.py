@@ -1,6 +1,6 @@
 """Plans for edge agents: fewest calls to other sites, by measured demand and costs, if moving pays.
 
-DanceMoE section III; what the paper leaves open is resolved in ``placement.decide.worth``.
+DanceMoE section III; ``placement.decide.worth`` decides the questions that the paper leaves open.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ class MigrationTerms:
 
 
 class SitePlanner:
-    """Makes plans for agents from what they have told; it refuses what they have not told."""
+    """Makes plans for agents from their reports; it rejects plans that need missing reports."""
 
     def __init__(
         self,
@@ -79,7 +79,9 @@ class SitePlanner:
         policy: str,
         pins: Iterable[Pin],
     ) -> PlacementPlan:
-        """Plan by ``policy``. There is always a plan: where something is missing, it is to stay, and says so."""
+        """Plan by ``policy``. There is always a plan; if data is missing, the placement stays, with
+        the reason.
+        """
         stay = PlacementPlan(replace(current, epoch=0), current.epoch, policy, "")
         if policy == KEEP:
             return replace_plan(stay, reason="the policy is to keep experts where they are")
@@ -162,7 +164,7 @@ class SitePlanner:
         costs: "_Costs",
         rests_s: float,
     ) -> PlacementPlan:
-        """Weigh what moving saves against what it costs, both in seconds of requests."""
+        """Compare the saving by a migration with its cost, both in seconds of requests."""
         terms, now_s = self._terms, time.monotonic()
         names = [record.worker_id for record in placed]
         case = MigrationCase(
@@ -205,14 +207,14 @@ class SitePlanner:
 
 @dataclass(frozen=True)
 class _Costs:
-    """Costs of sites, as they told them: of a choice elsewhere, and the bandwidth for experts, ``[N]`` each."""
+    """Reported costs of sites: of a choice elsewhere, and the bandwidth for experts, ``[N]`` each."""
 
     remote_s: Floats
     bytes_per_s: Floats
 
 
 def _told_little(names: Sequence[str], rows: Floats, demand: Floats) -> str:
-    """Name the sites that ask for a notable part of all, by too few rows to tell which part; empty if none."""
+    """Name the sites with a notable share of the demand and too few rows to measure it; empty if none."""
     asked = demand.sum(axis=(1, 2))
     notable = asked >= NOTABLE_SHARE * asked.mean()
     return ", ".join(name for n, name in enumerate(names) if notable[n] and rows[n] < LEAST_ROWS)

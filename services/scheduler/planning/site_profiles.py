@@ -1,4 +1,4 @@
-"""Profiles of edge agents, as they tell them: links, memory, and what experts elsewhere cost."""
+"""Profiles that edge agents report: links, memory, and the cost of experts elsewhere."""
 
 import time
 from dataclasses import dataclass, field
@@ -59,9 +59,9 @@ class ServedChoices:
     """Choices of all sites under one epoch.
 
     Attributes:
-        epoch: of the placement.
-        choices: number of them.
-        local: those of them with a slot at their own site.
+        epoch: epoch of the placement.
+        choices: number of choices.
+        local: number of choices with a slot at their own site.
         away_s: seconds that layers waited for the others.
     """
 
@@ -86,7 +86,7 @@ class SiteProfiles:
         self._served = ServedChoices(0)
 
     def served(self, epoch: int) -> ServedChoices:
-        """Count what is served under an epoch, from the first call with it on; earlier ones are forgotten."""
+        """Count choices under an epoch, from the first call with it on; earlier epochs are forgotten."""
         if self._served.epoch != epoch:
             self._served = ServedChoices(epoch)
         return self._served
@@ -103,7 +103,7 @@ class SiteProfiles:
         )
 
     def take(self, profile: SiteProfile, now_s: float) -> None:
-        """Take in one profile, which came at ``now_s`` of a clock that never goes back."""
+        """Take in one profile, which arrived at ``now_s`` of a monotonic clock."""
         site = self._sites.get(profile.worker_id)
         if site is not None and profile.generation < site.latest.generation:
             return
@@ -126,7 +126,7 @@ class SiteProfiles:
         site.latest, site.at_s = profile, now_s
 
     def of(self, worker_id: str, now_s: float) -> SiteProfile | None:
-        """The last profile of an agent; None if it has told none lately."""
+        """The last profile of an agent; None if it reported none recently."""
         site = self._sites.get(worker_id)
         if site is None or now_s - site.at_s >= max(
             SILENT_S, SILENT_WINDOWS * site.latest.window_s
@@ -137,8 +137,8 @@ class SiteProfiles:
     def remote_s(self, worker_id: str, now_s: float) -> float | None:
         """Seconds that a choice costs one agent if its expert is elsewhere.
 
-        Measured over its rows, with older ones counting less; before there were any, what the cheapest of its links
-        takes for one row. None if neither is known.
+        Measured over its rows; older ones count less. Before there were any, the time of its
+        cheapest link for one row. None if neither is known.
         """
         site = self._sites.get(worker_id)
         if site is not None and site.away >= 1:
@@ -150,20 +150,20 @@ class SiteProfiles:
     def bytes_per_s(self, worker_id: str, now_s: float) -> float | None:
         """Bandwidth at which an agent can load experts, by its slowest link; None if it is not known.
 
-        Which of the others gives an expert is decided when it is loaded.
+        The slowest counts, because the source of an expert is chosen when it is loaded.
         """
         profile = self.of(worker_id, now_s)
         links = profile.links if profile is not None else []
         return min((link.bytes_per_s for link in links), default=None)
 
     def busy_s_per_s(self, worker_ids: list[str], now_s: float) -> float:
-        """Seconds that some agents spend in layers of experts, per second, all together; of the last minutes."""
+        """Seconds per second that some agents together spent in layers of experts in the last minutes."""
         found = [self._sites.get(worker_id) for worker_id in worker_ids]
         return sum(each.layers_s / each.window_s for each in found if each and each.window_s > 0)
 
     @property
     def slowdown(self) -> float:
-        """Part by which layers of experts take longer while experts are moved.
+        """Relative slowdown of layers of experts while experts are moved.
 
         It is a tenth until it is measured, and again as the measurement ages.
         """
@@ -173,7 +173,7 @@ class SiteProfiles:
         return max(0.0, moving_s / expected_s - 1)
 
     def missing(self, placement: Placement, now_s: float) -> list[str]:
-        """Workers of a placement that have not told, lately, what experts elsewhere cost them."""
+        """Workers of a placement that have not recently reported the cost of experts elsewhere."""
         return [
             worker.worker_id
             for worker in placement.workers

@@ -1,8 +1,8 @@
 """The process that solves: ``python -m moesaic.services.scheduler.planning.solver``.
 
-It reads questions from standard input and writes answers to standard output; see ``messages``. It is a
-process of its own so that a policy that never ends or crashes can be stopped, and it computes at the
-lowest priority. Its limits are of the processor's time: on a busy machine it waits.
+It reads questions from standard input and writes answers to standard output; see ``messages``. It
+is a process of its own, so that a policy that hangs or crashes can be stopped. It computes at the
+lowest priority. Its limits are of processor time: on a busy machine it waits.
 """
 
 import os

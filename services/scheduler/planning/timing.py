@@ -41,7 +41,7 @@ class PlanTimer:
         self._next_s = time.monotonic() + self._interval_s * 2**self._failures
 
     def is_news(self, plan: PlacementPlan, policy: str) -> bool:
-        """True if a plan to stay belongs into the log, which is for what was done.
+        """True if a plan to stay belongs into the log.
 
         It does once for each epoch and policy, then every ``STAYED_EVERY_S``; never without traffic.
         """

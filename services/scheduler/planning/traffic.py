@@ -63,11 +63,11 @@ class TrafficFeed:
         """Read with ``bus`` while ``leadership`` is held.
 
         Args:
-            bus: of the cluster.
-            leadership: of this scheduler.
-            view: of the placement in force.
-            half_life_s: after which batches count half.
-            is_origin: tells of a worker whether it reports the choices of requests of its own.
+            bus: bus of the cluster.
+            leadership: leadership of this scheduler.
+            view: view of the placement in force.
+            half_life_s: age in seconds at which batches count half.
+            is_origin: returns true for a worker that reports the choices of its own requests.
         """
         self._is_origin = is_origin
         self._bus, self._leadership, self._view = bus, leadership, view
@@ -98,12 +98,12 @@ class TrafficFeed:
         )
 
     def _forget_all(self) -> None:
-        """Forget what was read before: all that is there is read now."""
+        """Forget earlier reports: all that Redis has are read now."""
         self._models.clear()
         self._told.clear()
 
     def take(self, report: ActivationReport) -> None:
-        """Take in one report; a report that cannot be true is counted and changes nothing."""
+        """Take in one report; an inconsistent one is counted and changes nothing."""
         worker = report.window.worker_id[:100], report.window.generation
         try:
             self._take(report)

@@ -1,6 +1,7 @@
-"""The loop around the decisions about numbers of workers: what is wanted is written down before it is done.
+"""The loop around the decisions about numbers of workers. The wanted shape is stored before it is
+carried out.
 
-A scheduler that leads later finds the wish, and goes on from it: actuators only begin what is not under way.
+A later leader finds it and continues: actuators only begin what is not in progress.
 """
 
 import asyncio
@@ -66,14 +67,14 @@ class ScalingParts:
     """Parts of the scheduler that the controller works with.
 
     Attributes:
-        fleet: the workers there are.
+        fleet: the present workers.
         view: the placement in force.
         leadership: only a leader acts.
-        policy: of scaling.
-        wishes: the shape that is wanted.
+        policy: policy of scaling.
+        wishes: the wanted shape.
         feed: measured load.
         predictor: decides.
-        decisions: where each decision is logged.
+        decisions: log of decisions.
         brownout: its thresholds help until workers have come.
         actuator: brings workers.
     """
@@ -103,7 +104,7 @@ class ScalingController:
         wall_clock: Callable[[], float] = time.time,
         pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
-        """``pause``: waits so many seconds between two looks."""
+        """``pause``: waits for some seconds between two looks."""
         self._troubles: dict[_Step, str] = {}
         self._parts, self._wall_clock, self._pause = parts, wall_clock, pause
         self._turn = asyncio.Lock()  # between the loop and operators' orders
@@ -114,7 +115,7 @@ class ScalingController:
 
     @property
     def trouble(self) -> str:
-        """Causes that keep numbers from being decided or carried out, for people; empty if nothing does."""
+        """Causes that prevent decisions or actions, for people; empty if none does."""
         return "; ".join(dict.fromkeys(self._troubles.values()))
 
     @property
@@ -128,7 +129,7 @@ class ScalingController:
         return self._parts.actuator.name
 
     async def bounds(self) -> tuple[ShapeBounds | None, str]:
-        """Return the shapes that there can be, None if the actuator does not answer; and what is amiss, for people."""
+        """Return the possible shapes, None if the actuator does not answer; and the problem, for people."""
         try:
             return await self._bounds(self._parts.policy.current), self.trouble
         except MoesaicError as error:
@@ -164,15 +165,15 @@ class ScalingController:
             await self._pause(pause_s)
 
     async def order(self, shape: FleetShape, reason: str, *, keep_mode: bool = True) -> str:
-        """Want a shape because an operator does.
+        """Order a shape for an operator.
 
         Args:
-            shape: that is wanted.
-            reason: for people.
+            shape: the wanted shape.
+            reason: reason, for people.
             keep_mode: stay in mode auto, which may change the numbers again; else it becomes advise.
 
         Returns:
-            The id of the decision that brings it, an earlier one if that is under way; empty if the shape is there.
+            The id of the decision that brings it, an earlier one if that is in progress; empty if the shape is reached.
 
         Raises:
             InvalidInput: the fleet cannot have it.
@@ -241,7 +242,7 @@ class ScalingController:
         return abs(self._wall_clock() - self._decided_at) >= policy.interval_s
 
     async def _close(self) -> None:
-        """Give an end to the decisions whose end no scheduler saw; the wish's goes on."""
+        """Give an end to the decisions whose end no scheduler saw, except for the wish's."""
         parts = self._parts
         await parts.decisions.refresh()
         wish = parts.wishes.wish

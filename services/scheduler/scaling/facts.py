@@ -26,7 +26,7 @@ def active_attention(fleet: Fleet) -> list[str]:
 
 
 def is_there(wanted: FleetShape, fleet: Fleet, placement: Placement | None) -> bool:
-    """Tell whether a shape is reached: nobody is on the way out, and the placement names the active expert workers."""
+    """Return true once a shape is reached: no worker leaves, and the placement names the active expert workers."""
     records = fleet.workers.values()
     if active_shape(fleet) != wanted:
         return False
@@ -43,12 +43,12 @@ def shape_bounds(
     """Find the shapes that a policy allows and an actuator can bring.
 
     Args:
-        policy: in force.
-        most: that the actuator can bring.
+        policy: the policy in force.
+        most: largest shape that the actuator can bring.
         records: all workers: expert workers must have slots for every expert.
 
     Raises:
-        NotReady: so few expert workers can be had that they cannot hold every expert.
+        NotReady: too few expert workers are available to hold every expert.
     """
     attention = min(most.attention, policy.max_attention or most.attention)
     experts = min(most.experts, policy.max_experts or most.experts)
@@ -67,7 +67,9 @@ def shape_bounds(
 
 
 def fewest_expert_workers(records: Iterable[WorkerRecord]) -> int:
-    """Count the expert workers that it takes to hold every expert; those that are not there yet are like the others."""
+    """Count the expert workers needed to hold every expert; new ones are assumed to be like the
+    others.
+    """
     experts = [
         record
         for record in records
@@ -88,7 +90,7 @@ def fewest_expert_workers(records: Iterable[WorkerRecord]) -> int:
 
 
 def objectives_of(policy: ScalingPolicy, brownout: BrownoutPolicy) -> Objectives:
-    """Take the targets of a policy, and those of brownout where it has none of its own."""
+    """Take the targets of a policy, or those of brownout if it has none of its own."""
     return Objectives(
         ttft_s=policy.slo_ttft_s or brownout.slo_ttft_s,
         tpot_s=policy.slo_tpot_s or brownout.slo_tpot_s,
@@ -105,8 +107,8 @@ def thresholds_now(
 
     Args:
         brownout: the policy in force.
-        decisions: of workers, newest first.
-        workers: that there are, by id.
+        decisions: decisions of workers, newest first.
+        workers: present workers, by id.
     """
     if brownout.mode == "off":
         return 1.0, 1.0

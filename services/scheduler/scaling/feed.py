@@ -30,12 +30,12 @@ _reports: "msgspec.msgpack.Decoder[LoadReport]" = msgspec.msgpack.Decoder(LoadRe
 
 @dataclass(frozen=True)
 class MeasuredLoad:
-    """Load that the workers told of lately.
+    """Recent load that the workers reported.
 
     Attributes:
-        attainment: part of the requests that met both targets; None if too few have ended.
-        ttft_p90_s: 90 of 100 first tokens took less; None also if ten of 100 never came.
-        tpot_p90_s: likewise, of later tokens; None also without any.
+        attainment: share of requests that met both targets; None if too few have ended.
+        ttft_p90_s: 90th percentile of TTFT; None also if a tenth of first tokens never came.
+        tpot_p90_s: 90th percentile of TPOT; None also without later tokens.
         waiting: requests that have not begun.
     """
 
@@ -48,10 +48,10 @@ class MeasuredLoad:
 class LoadFeed:
     """Reads the reports while its scheduler leads.
 
-    Clocks of workers differ, so reports are in the order in which they came here.
+    Clocks of workers differ, so reports are ordered by their arrival here.
 
     Attributes:
-        is_caught_up: all that workers had told before this scheduler led has been read.
+        is_caught_up: all reports from before this scheduler led have been read.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class LoadFeed:
         self._lost_at = self._bus.last_lost
 
     def take(self, report: LoadReport) -> None:
-        """Keep one report; one that is told again, or cannot be true, changes nothing."""
+        """Keep one report; a repeated or inconsistent one changes nothing."""
         now_s = self._wall_clock()
         kept = sane(report, now_s)
         if kept is None or _key(kept) in self._seen:
@@ -130,7 +130,7 @@ class LoadFeed:
         return [each.report for each in self._recent if each.report.at >= since]
 
     def heard(self, worker_ids: Iterable[str]) -> bool:
-        """Tell whether each of these workers has reported lately."""
+        """Return true if each of these workers has reported recently."""
         since = self._wall_clock() - LATELY_S
         last = (self._last.get(worker_id) for worker_id in worker_ids)
         return all(each is not None and each.at_s >= since for each in last)
@@ -145,10 +145,10 @@ class LoadFeed:
         """Sum up the load of the last ``window_s``; answers that a report names stand for all of its own.
 
         Args:
-            window_s: its length.
+            window_s: length of the window.
             objectives: targets.
-            worker_ids: workers that there are: only their requests wait.
-            since_s: what ended before, in seconds since 1970, says nothing of the fleet as it is.
+            worker_ids: present workers: only their requests wait.
+            since_s: seconds since 1970; requests that ended earlier do not count.
         """
         answers = [
             (each, max(1.0, report.ended / len(report.latencies)))
@@ -200,7 +200,7 @@ def _key(report: LoadReport) -> tuple[str, int, float]:
 
 
 def _p90(weighted: list[tuple[float, float]]) -> float | None:
-    """Find the smallest of the times that 90 of 100 do not exceed, each counting as much as its weight."""
+    """Return the weighted 90th percentile of times."""
     left = 0.9 * sum(weight for _, weight in weighted)
     for seconds, weight in sorted(weighted):
         left -= weight

@@ -38,7 +38,7 @@ NO_DEMAND = RecentDemand(np.zeros(0), _NOTHING, _NOTHING, 0.0)
 
 
 class FleetPredictor:
-    """Takes what the workers told, and decides by it."""
+    """Decides by the workers' reports."""
 
     def __init__(
         self,
@@ -56,7 +56,9 @@ class FleetPredictor:
         self._measured: FleetShape | None = None
 
     def demand(self, policy: ScalingPolicy) -> RecentDemand:
-        """Return the demand of that part of the policy's window of which all that tell anything have told."""
+        """Return the demand of the part of the policy's window that all reporting workers have
+        covered.
+        """
         now_s, reports = self._wall_clock(), self._load.recent(policy.window_s)
         telling = [each for each in active_attention(self._fleet) if self._load.heard([each])]
         spans = covered_spans(reports, telling, now_s, policy.window_s)
@@ -69,9 +71,10 @@ class FleetPredictor:
         return recent_demand(arrivals, now_s, told_s, usual)
 
     async def choose(self, policy: ScalingPolicy, state: ScalingState) -> ScalingChoice | None:
-        """Return a shape that would be better than the one there is; shapes are tried beside the loop.
+        """Return a shape that would be better than the present one; shapes are tried off the event
+        loop.
 
-        None while a scheduler that has begun to lead still reads what workers told before.
+        None while a new leader still reads earlier reports.
         """
         if not self._load.is_caught_up:
             return None
@@ -155,11 +158,11 @@ class FleetPredictor:
 def activated_of(chosen: NDArray[np.float64], uneven: float) -> Activated:
     """Make the estimate of activated experts on the expert worker that has most of them.
 
-    Rows are taken to choose on their own, each expert as often as it was chosen lately.
+    Rows are assumed to choose independently, each expert as often as it was chosen recently.
 
     Args:
-        chosen: ``[L, E]``: part of the rows that chose each expert, by layer.
-        uneven: most of any worker, by the mean.
+        chosen: ``[L, E]``: share of the rows that chose each expert, by layer.
+        uneven: most of any worker, divided by the mean.
     """
     spared = np.log1p(-np.clip(chosen, 0.0, 1.0 - 1e-9))  # of the chance that one row leaves it out
 
@@ -179,9 +182,9 @@ def unevenness(
 
     Args:
         chosen: see ``activated_of``.
-        rows: of a usual batch.
+        rows: rows of a usual batch.
         served: batches, and the sum of most activated experts on one worker; None: not known.
-        num_workers: that they were spread over.
+        num_workers: number of workers that served them.
     """
     if served is None or not served[0] or num_workers < 1:
         return 1.0

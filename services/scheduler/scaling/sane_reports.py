@@ -1,4 +1,4 @@
-"""Bounds of what workers report: numbers that cannot be true hurt neither this process nor its decisions."""
+"""Bounds of reported numbers: impossible ones harm neither this process nor its decisions."""
 
 import math
 from itertools import chain
@@ -14,7 +14,7 @@ _MOST_WAITING = 1_000_000
 
 
 def sane(report: LoadReport, now_s: float) -> LoadReport | None:
-    """Return a report with its numbers within bounds; None if it cannot be true."""
+    """Return a report with its numbers within bounds; None if it is inconsistent."""
     if not (math.isfinite(report.at) and 0 < report.at <= now_s + AHEAD_S):
         return None
     if not math.isfinite(report.window_s):

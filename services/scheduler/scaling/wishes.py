@@ -41,12 +41,12 @@ class WishStore(VersionedStore[ScalingWish]):
         """Make ``shape`` the wish in force, one number after the last.
 
         Args:
-            shape: that is wanted.
-            before: the shape that there is.
-            decision_id: of the decision behind it.
+            shape: the wanted shape.
+            before: the present shape.
+            decision_id: id of the decision behind it.
 
         Returns:
-            The wish that it overtakes, if there was one that had not ended.
+            The wish that it supersedes, if there was one that had not ended.
 
         Raises:
             NotReady: another scheduler leads now, or wrote at the same time; nothing has changed.
@@ -69,11 +69,11 @@ class WishStore(VersionedStore[ScalingWish]):
         return last if last.number and not last.ended else None
 
     async def end(self, seconds: float | None = None, failure: str = "") -> ScalingWish:
-        """Note how the wish in force ended, once.
+        """Record the end of the wish in force, once.
 
         Args:
-            seconds: until its shape was there.
-            failure: why it was given up.
+            seconds: time until its shape was reached.
+            failure: reason why it was given up.
 
         Returns:
             The wish with its end.

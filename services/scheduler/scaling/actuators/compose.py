@@ -18,21 +18,21 @@ _LATE_S = 30.0  # over a container's own time for stopping, until it is told aga
 
 
 class ComposeActuator:
-    """Adds containers like those that a service has, and stops those that do not work, then the newest ones.
+    """Adds copies of a service's containers, and stops those that do not work, then the newest ones.
 
-    All that is under way is read from the engine, so a scheduler that leads later goes on where this one stopped:
-    a container that was told to stop has a name of its own, and is not told again. The last container of a
-    service is kept after it has stopped, for others to be copied from.
+    All state is read from the engine, so a later leader continues where this one stopped. A
+    container that was told to stop is renamed, and is not told again. The last container of a
+    service is kept after it has stopped, as the source of copies.
 
     Args:
-        socket: where the engine listens, ``unix:///var/run/docker.sock`` or ``tcp://host:port``.
+        socket: address of the engine, ``unix:///var/run/docker.sock`` or ``tcp://host:port``.
         project: name of the compose project; containers of others are not touched.
         services: name of the compose service of each side.
         most: the largest shape that this host carries.
-        clock: seconds that only grow.
+        clock: monotonic seconds.
 
     Raises:
-        InvalidInput: ``socket`` or ``project`` is of no use.
+        InvalidInput: ``socket`` or ``project`` is malformed.
     """
 
     name = "compose"
@@ -77,7 +77,7 @@ class ComposeActuator:
         return FleetShape(**found)
 
     async def apply(self, wanted: FleetShape) -> None:
-        """Begin what leads to ``wanted``; containers come and go on their own.
+        """Begin to reach ``wanted``; containers start and stop on their own.
 
         Raises:
             InvalidInput: no container of a service is there to copy; names the setting.

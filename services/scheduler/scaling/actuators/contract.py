@@ -8,8 +8,8 @@ from moesaic.messages.scaling import FleetShape
 class Actuator(Protocol):
     """Brings workers, and takes them away once they have finished their work.
 
-    ``apply`` may be called as often as one likes, by one scheduler after another, with the same shape: it only
-    begins what is not under way. Nothing that it takes away loses a request.
+    ``apply`` may be repeated with the same shape, also by another scheduler: it only begins what is not in
+    progress. Workers that it takes away lose no request.
     """
 
     @property
@@ -21,22 +21,22 @@ class Actuator(Protocol):
         """Return the largest shape that it can bring now.
 
         Raises:
-            MoesaicError: what it works with cannot be reached.
+            MoesaicError: its backend cannot be reached.
         """
         ...
 
     async def intended(self) -> FleetShape:
-        """Return the shape that it is set to, whether or not all of its workers are there.
+        """Return the shape that it is set to, even if some of its workers are missing.
 
         Raises:
-            MoesaicError: what it works with cannot be reached.
+            MoesaicError: its backend cannot be reached.
         """
         ...
 
     async def apply(self, wanted: FleetShape) -> None:
-        """Begin whatever leads to ``wanted``; returns before workers have come or gone.
+        """Begin to reach ``wanted``; returns before workers have come or gone.
 
         Raises:
-            MoesaicError: what it works with cannot be reached, or refuses.
+            MoesaicError: its backend cannot be reached, or refuses.
         """
         ...

@@ -23,11 +23,11 @@ class Container(msgspec.Struct, frozen=True):
     """One container of a service.
 
     Attributes:
-        id: of the engine.
-        name: of the engine, without a slash.
-        number: that compose counts it by within its service.
+        id: the engine's id.
+        name: the engine's name, without a slash.
+        number: number within its service, as compose counts.
         state: in the engine's words, such as running, created or exited.
-        status: the same for people, with its health where that is checked.
+        status: the same for people, with its health if that is checked.
     """
 
     id: str
@@ -100,7 +100,7 @@ class ContainerEngine:
     async def stop(self, container: Container) -> bool:
         """Tell a container to stop, once; its own ``stop_grace_period`` says after how long the engine ends it.
 
-        A second signal would end a worker at once, in the midst of its requests. So the container is renamed
+        A second signal would end a worker at once, with requests in flight. So the container is renamed
         first, which succeeds for one caller only and is seen by all later ones.
 
         Returns:
@@ -112,7 +112,7 @@ class ContainerEngine:
         return True
 
     async def stop_again(self, container: Container) -> None:
-        """Tell a container to stop, whoever else did; returns before it has."""
+        """Tell a container to stop, even if another caller did; returns before it has."""
         path = f"/containers/{container.id}/stop"
         with suppress(DeadlineExceeded):  # the engine goes on by itself when a caller has hung up
             await self._call("POST", path, accepted=(304, 404), timeout_s=_HEARD_S)

@@ -31,11 +31,11 @@ class HttpApi:
     replaced while we run.
 
     Args:
-        what: the server is in errors.
+        what: name of the server in errors.
         url: ``unix:///run/docker.sock``, ``tcp://host:port``, ``http://…`` or ``https://…``.
-        setting: that the URL comes from, for errors.
+        setting: setting of the URL, for errors.
         ca_file: authority of the server's certificate, a PEM file; empty: those that the system trusts.
-        timeout_s: of connecting, and of each wait for the server.
+        timeout_s: time limit of connecting, and of each wait for the server.
 
     Raises:
         InvalidInput: the URL has no such form.
@@ -57,7 +57,7 @@ class HttpApi:
         headers: dict[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> HttpAnswer:
-        """Send a request and return the answer, whatever its status is.
+        """Send a request and return the answer, with any status.
 
         Raises:
             DeadlineExceeded: the server has the request, and has not answered within ``timeout_s``.

@@ -1,4 +1,4 @@
-"""Workers as pods of two Deployments, whose numbers of replicas the API server is told."""
+"""Workers as pods of two Deployments, whose numbers of replicas are set at the API server."""
 
 from collections.abc import Mapping
 from pathlib import Path

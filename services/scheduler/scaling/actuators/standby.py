@@ -119,8 +119,8 @@ def first_to_come(
 
     Args:
         active: workers of the same role.
-        coming: that could be activated.
-        count: at most so many.
+        coming: workers that could be activated.
+        count: most workers to choose.
     """
     on_node, left = Counter(map(_node, active)), list(coming)
     chosen: list[WorkerRecord] = []
@@ -148,8 +148,8 @@ def first_to_spare(
     Args:
         current: the placement in force.
         records: all workers.
-        active: those to choose from.
-        count: at most so many.
+        active: workers to choose from.
+        count: most workers to choose.
     """
     on_node, left = Counter(map(_node, active)), list(active)
     chosen: list[WorkerRecord] = []
