@@ -1,10 +1,11 @@
 """Accuracy of classifying by one prefill, and its agreement with what the model generates.
 
-Labelled test sets are put to a real suite. Where each label is one token (or has a letter), every row is asked three
-times: the prefill (``/v1/classify``), one greedy token among the labels' (``/v1/completions`` with
-``allowed_token_ids``), and one greedy token among all. The first two must name the same label on every row; so must the
-third wherever it is a label at all. The generations run under a cache salt of their own, so neither way finds what the
-other computed. Where labels have several tokens, only the accuracy is measured.
+A real suite classifies labelled test sets. If each label is one token (or has a letter), every row
+is asked three times. The first is a prefill (``/v1/classify``), the second one greedy token among
+the labels' (``/v1/completions`` with ``allowed_token_ids``), the third one greedy token among all.
+The first two must name the same label on every row; so must the third if it is a label. Generations
+have a cache salt of their own, so that they do not reuse the prefill's KV. If labels have several
+tokens, only the accuracy is measured.
 """
 
 import gzip
@@ -113,7 +114,7 @@ class Outcome:
 
     Attributes:
         right: rows whose label is the right one.
-        masses: of each row, the probability of all labels together.
+        masses: probability of all labels together, for each row.
         compared: rows that were also asked to generate.
         same: compared rows whose constrained greedy token is the label's.
         greedy_named: compared rows whose greedy token, of all tokens, is some label's.
@@ -240,7 +241,7 @@ def _classification(form: Form, texts: list[str]) -> dict[str, Any]:
 
 
 def _generate(client: httpx.Client, prompts: list[list[int]], **how: Any) -> list[int | None]:
-    """Generate one greedy token behind each prompt; None where the answer ended instead."""
+    """Generate one greedy token after each prompt; None if the answer ended instead."""
     answer = _post(
         client,
         "/v1/completions",

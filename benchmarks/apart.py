@@ -177,7 +177,7 @@ def _quantile(changes: Metrics, histogram: str, fraction: float) -> float:
 
 
 def _step_s(suite: RunningSuite, rows: int, generator: torch.Generator, tokens: int) -> float:
-    """Seconds of a step of so many rows, from the outside."""
+    """Seconds of a step of this number of rows, from the outside."""
     vocab = SHAPE["vocab_size"]
 
     def prompt(size: int) -> list[int]:

@@ -1,9 +1,10 @@
 """Costs of dividing an attention worker among ranks, on CPUs: what a layer's messages take, and whole layers.
 
-``messages_us``: what goes between two ranks for one layer of attention, of so many rows: as it is, when the first
-rank has the residual stream (it tells the rows, and adds up), and as it would be if both had it (two sums for both:
-of attention and of experts). ``layer_us``: a layer without experts, in one rank with one thread and with two, and in
-two ranks with one thread each.
+``messages_us``: time of the messages between two ranks for one layer of attention, by number of
+rows. It is measured as implemented, where the first rank has the residual stream: it sends the
+rows, and adds up. It is also measured as if both ranks had the stream, with two sums for both, of
+attention and of experts. ``layer_us``: a layer without experts, in one rank with one thread and
+with two, and in two ranks with one thread each.
 """
 
 import asyncio

@@ -1,10 +1,11 @@
 """The longest prompt that can be scored with and without stored KV in the same memory, and its cost for others.
 
-A model of random weights is made on the spot: Qwen3-30B-A3B's 48 layers and its ratio of KV to hidden states, an eighth
-of its width. One attention worker, a process of its own, is asked over gRPC. Its KV cache has as many bytes as its area
-for sweeps; the longest prompt either takes is computed, and one more token refused. A second worker has KV to spare:
-there a prompt is scored both ways, alone and beside an answer whose tokens are timed; and prompts that have all but
-their end in common are swept at once, beside such that differ in their first token and so share nothing.
+The benchmark makes a model of random weights with Qwen3-30B-A3B's 48 layers, its ratio of KV to
+hidden states, and an eighth of its width. One attention worker, a process of its own, is asked over
+gRPC. Its KV cache has as many bytes as its area for sweeps. The longest prompt that either takes is
+computed, and one more token refused. A second worker has KV to spare. There a prompt is scored both
+ways, alone and beside an answer whose tokens are timed. Prompts that differ only in their end are
+swept at once, and compared with prompts that share nothing.
 """
 
 import asyncio
@@ -97,7 +98,7 @@ def run(quick: bool) -> dict[str, Any]:
 
 
 async def _longest(suite: RunningSuite, num_blocks: dict[str, int]) -> dict[str, Any]:
-    """Find, for each way, the longest prompt that a worker with so many blocks takes."""
+    """Find, for each way, the longest prompt that a worker with this number of blocks takes."""
     process = Path("/proc") / str(suite.processes["attention-0"]["pid"])
     figures = {}
     async with execute_stream(suite.attention_address) as worker:

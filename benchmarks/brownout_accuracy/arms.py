@@ -32,9 +32,9 @@ class Point:
     """A rung at one threshold.
 
     Attributes:
-        rows: of each set, whether they were answered right.
+        rows: true for each row of a set that was answered right.
         degraded: mean share of choices that their own experts did not serve; sets weigh alike.
-        cross_entropy: of held-out text, in nats a token.
+        cross_entropy: cross-entropy of held-out text, in nats per token.
     """
 
     rows: Rows
@@ -85,8 +85,8 @@ def distilled(
     """Load the united experts that lie beside a model, under each rule, by name.
 
     Args:
-        engine: that is asked.
-        directory: of the model.
+        engine: engine that is asked.
+        directory: directory of the model.
         homes: the worker of each expert by layer, for the rule ``instances``: here one process has them all.
     """
     found = find_united(directory, load_config(directory))

@@ -28,10 +28,10 @@ class RungResult:
     """A rung at one threshold, beside no brownout.
 
     Attributes:
-        loss: of accuracy, in all sets.
+        loss: loss of accuracy, in all sets.
         chosen: the same in sets whose answers are chosen among labels.
         degraded: share of choices.
-        perplexity: of held-out text, over that without brownout.
+        perplexity: perplexity of held-out text, over that without brownout.
     """
 
     loss: Loss
@@ -64,8 +64,8 @@ def figures_of(
 
     Args:
         exact: without brownout.
-        results: of all rungs.
-        mixed: what united experts make of mixed batches, by way and threshold.
+        results: results of all rungs.
+        mixed: results of united experts on mixed batches, by way and threshold.
     """
 
     def listed(value: Callable[[RungResult], float]) -> dict[str, list[float]]:
@@ -144,7 +144,7 @@ def by_rule_of(
     """Compare the rules by which experts stay, at the same shares of degraded choices.
 
     Args:
-        results: of all rungs.
+        results: results of all rungs.
         busiest: by kind of step and rung, from the least degraded on.
     """
     told: dict[str, Any] = {}

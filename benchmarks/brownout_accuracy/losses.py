@@ -16,8 +16,8 @@ class Loss:
 
     Attributes:
         by_set: less than 0 where brownout happens to answer better.
-        average: of the sets.
-        standard_error: of the average, from the paired differences of rows.
+        average: mean of the sets.
+        standard_error: standard error of the average, from the paired differences of rows.
     """
 
     by_set: Mapping[str, float]

@@ -59,9 +59,9 @@ class Told:
     """The answer to a prompt.
 
     Attributes:
-        tokens: that were generated.
-        logprobs: of the candidates, or of the prompt's tokens but the first.
-        degradation: what the engine says of it.
+        tokens: generated tokens.
+        logprobs: log-probabilities of the candidates, or of the prompt's tokens but the first.
+        degradation: degradation that the engine reports.
     """
 
     tokens: list[int] = field(default_factory=list)

@@ -45,9 +45,9 @@ class TaskSet:
     """Rows of one kind.
 
     Attributes:
-        name: of the set.
+        name: name of the set.
         asks: all prompts; a row may have several.
-        judge: says of each row whether its answers are right.
+        judge: returns true for each row with right answers.
     """
 
     name: str
@@ -56,7 +56,7 @@ class TaskSet:
 
 
 def task_sets(num_rows: int) -> list[TaskSet]:
-    """Draw all sets, of about so many rows each; the same at every call."""
+    """Draw all sets, of about this number of rows each; the same at every call."""
     language = Language(DEMO)
     drawn: dict[tuple[str, str], list[tuple[Group, Question]]] = defaultdict(list)
     for group, question in drawn_rows(num_rows):
@@ -71,7 +71,7 @@ def task_sets(num_rows: int) -> list[TaskSet]:
 
 
 def windows(num_windows: int) -> list[Ask]:
-    """Cut so many windows of each held-out text."""
+    """Cut this number of windows of each held-out text."""
     language, found = Language(DEMO), []
     task = GenerationTask(max_tokens=0, prompt_logprobs=0)
     for name in HELD_OUT:

@@ -1,9 +1,10 @@
 """A burst of twice the requests on a whole suite: violations, refusals and right answers, by what brownout does.
 
-A real trace of arrivals, its rate doubled from 75 s to 250 s, meets one suite over REST three times: without brownout,
-with the paper's control by thresholds alone, and with the ladder of queueing, degrading and shedding. The capacity and
-the targets are measured before, exactly; rates follow from them. Requests come when they are due, whatever became of
-earlier ones. They are held-out questions of the demo model's tasks, so right answers can be counted.
+A real trace of arrivals, its rate doubled from 75 s to 250 s, meets one suite over REST three
+times. The arms are no brownout, the paper's control by thresholds alone, and queueing with
+degrading and shedding. Capacity and targets are measured before, without brownout; rates follow
+from them. Arrivals are an open loop: no request waits for earlier ones. Requests are held-out
+questions of the demo model's tasks, so right answers can be counted.
 """
 
 import asyncio

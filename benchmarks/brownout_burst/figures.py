@@ -15,7 +15,7 @@ ENDLESS = float("inf")
 
 @dataclass(frozen=True)
 class BurstTargets:
-    """BurstTargets of 90 of 100 first tokens, and of later ones."""
+    """Targets of the 90th percentiles of TTFT and TPOT."""
 
     ttft_s: float
     tpot_s: float

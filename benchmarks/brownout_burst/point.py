@@ -8,23 +8,23 @@ class BurstPoint:
     """An operating point. Rates are shares of the capacity measured in the run, so they scale to the machine.
 
     Attributes:
-        topology: of the suite.
+        topology: topology of the suite.
         wider: copies of each neuron of the demo model's experts. With one they are so small that fewer of them make
             hardly anything faster; see ``benchmarks.common.wide_experts``.
         max_num_seqs: sequences in one step.
-        way: experts that share one united expert, in the arms that degrade; 0: rows make do with fewer experts.
-        calm_share: of the capacity, the rate before and after the burst.
+        way: experts that share one united expert, in the arms that degrade; 0: degraded choices are dropped.
+        calm_share: rate before and after the burst, as a share of the capacity.
         burst_factor: the rate in the burst over the calm one.
         target_factor: targets over the 90th percentiles of the calm latencies measured in the run.
         kinds: families and forms of questions, as the card of the demo model has them; they decide how long prompts and
             answers are. All are asked freely, and answered token by token.
         questions_of_a_kind: drawn at most; they are asked again when none is left.
-        max_tokens: of an answer.
+        max_tokens: most tokens of an answer.
         calm_s: before the burst.
-        burst_s: of the burst.
-        tail_s: of calm after the burst.
-        capacity_s: of the closed loop that measures the capacity.
-        targets_s: of the calm stretch that targets are taken from.
+        burst_s: seconds of the burst.
+        tail_s: seconds of calm after the burst.
+        capacity_s: seconds of the closed loop that measures the capacity.
+        targets_s: seconds of the calm stretch that targets are taken from.
         settle_s: most seconds after the last answer that thresholds may take to be 1 again.
     """
 

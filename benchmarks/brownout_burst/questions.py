@@ -1,4 +1,4 @@
-"""Held-out questions of the demo model's tasks, as requests to be sent, and whether answers to them are right."""
+"""Held-out questions of the demo model's tasks, as requests to be sent, and the judgement of answers."""
 
 import random
 from collections import defaultdict

@@ -39,7 +39,7 @@ class ExecuteStream:
     async def token_times(
         self, prompt: Sequence[int], num_tokens: int, begun: asyncio.Event
     ) -> list[float]:
-        """Generate so many greedy tokens, and set ``begun`` at the first; raises as ``one_token``.
+        """Generate this number of greedy tokens, and set ``begun`` at the first; raises as ``one_token``.
 
         Returns:
             The time at which each came, on ``time.perf_counter``.

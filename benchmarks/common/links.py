@@ -1,9 +1,9 @@
 """Hosts on one machine, joined by slow links: the emulator of ``moesaic up --link``, for all benchmarks.
 
-Shaped are two things. The rate: the kernel's token bucket holds each host's cable to it, each way; 100 µs of the rate,
-or 4 KiB, pass at once, 100 ms of frames wait, and more are dropped. The delay: each frame takes it once from one host
-to another. The kernel's ``netem`` adds it or, where that is missing, a process that forwards frames and keeps up with
-about 1 Gbit/s.
+Links have a rate and a delay. The kernel's token bucket limits each host's link, each way. It
+passes a burst of 100 µs of the rate, or 4 KiB; it queues 100 ms of frames and drops more. Each
+frame is delayed once from one host to another. The kernel's ``netem`` adds the delay. If it is
+missing, a process forwards frames, at up to about 1 Gbit/s.
 
 Frames, TCP and full queues are real. There is no loss but in full queues, no jitter and no other traffic, and all hosts
 share this machine's processors and memory. It needs root, ``ip`` and ``tc``.
@@ -67,7 +67,7 @@ class LinkedHosts:
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
     def told(self) -> dict[str, Any]:
-        """Give what another process needs to be told, as JSON, to ``find`` the hosts."""
+        """Return the data, as JSON, with which another process can ``find`` the hosts."""
         return dict(msgspec.to_builtins(self.network))
 
     @staticmethod
@@ -83,7 +83,7 @@ def linked_hosts(
     """Make hosts for the length of the block.
 
     Args:
-        names: of the hosts.
+        names: names of the hosts.
         mbit: rate of all links; 0: none.
         delay_ms: from host to host, one way.
 

@@ -1,4 +1,4 @@
-"""The load of all benchmarks: an open loop, whose requests are sent when they are due, whatever became of earlier ones.
+"""The load of all benchmarks: an open loop, which sends requests when they are due, without waiting for earlier ones.
 
 All times of a request count from when it was due, not from when it was sent: a client or a server that is behind makes
 no request look quicker. Answers are kept as they come and read after the measurement. A closed loop, which measures
@@ -27,16 +27,16 @@ class TimedRequest:
     """One request and its answer; times are seconds from the start of the load.
 
     Attributes:
-        number: of the request, which says what was asked.
+        number: number of the request, which determines its body.
         due_s: it arrived; latencies count from here.
-        sent_s: it was sent, later if the client was behind.
-        status: of HTTP, 500 if an error ended a stream; 0 where the connection failed.
-        parts: of the answer as they came, with their times, until they are read.
-        end_s: of the answer.
-        token_times: of each token, if the body asks for token ids.
-        token_ids: of the answer, likewise.
-        cached_tokens: of the prompt, if the answer tells its usage.
-        mean_threshold: as the answer tells it; 1 is exact.
+        sent_s: time of sending, later than due if the client was late.
+        status: HTTP status, 500 if an error ended a stream; 0 if the connection failed.
+        parts: parts of the answer as they arrived, with their times, until they are read.
+        end_s: end of the answer.
+        token_times: time of each token, if the body asks for token ids.
+        token_ids: tokens of the answer, likewise.
+        cached_tokens: cached tokens of the prompt, if the answer reports its usage.
+        mean_threshold: mean threshold that the answer reports; 1 is exact.
         degraded_share: likewise, of choices.
         complete: the answer has its end, and no error.
         right: the answer is the one meant, where the benchmark judges it.
@@ -144,7 +144,7 @@ class LoadClient:
 
         Args:
             due: seconds, in order.
-            body: of each request.
+            body: returns the body of each request.
             headers: likewise.
             start_s: the time that it is now.
 
@@ -167,10 +167,10 @@ class LoadClient:
         """Have clients ask one request after the other, each due when its client is free.
 
         Args:
-            clients: that ask at the same time.
-            body: of each request.
+            clients: clients that ask at the same time.
+            body: returns the body of each request.
             seconds: after which none begins another.
-            count: of requests, which are made beforehand; None: as many as the time has room for.
+            count: number of requests, which are made beforehand; None: as many as fit into the time.
 
         Returns:
             The requests with their answers, read.

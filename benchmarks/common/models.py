@@ -134,10 +134,10 @@ def write_model(
     Args:
         directory: to write into; made if it is not there.
         config: the fields of ``config.json``, of one of the families above, all layers sparse.
-        dtype: of all weights, as torch names it.
+        dtype: dtype of all weights, as PyTorch names it.
         with_experts: False leaves out routed experts and their gates, which are most of a model.
         tokenizer: a model directory whose tokenizer is copied; None: there is none.
-        seed: of the weights.
+        seed: seed of the weights.
     """
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps({**config, "torch_dtype": dtype}))

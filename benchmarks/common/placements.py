@@ -24,9 +24,9 @@ def placement_of(
     Args:
         workers: or their names.
         slots: experts of each worker, -1 for an empty slot.
-        layers: of the decoder that have experts.
-        num_experts: of a layer.
-        fields: of ``Placement``; its epoch is 1, its model has the digest ``m``.
+        layers: layers of the decoder that have experts.
+        num_experts: experts of a layer.
+        fields: fields of ``Placement``; its epoch is 1, its model has the digest ``m``.
     """
     numbers = list(layers)
     usual: dict[str, Any] = {

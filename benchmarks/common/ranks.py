@@ -1,4 +1,4 @@
-"""Real processes that are the ranks behind the first; the caller's own process leads."""
+"""Real processes that are the ranks after the first; the caller's own process leads."""
 
 import multiprocessing
 from collections.abc import Iterator

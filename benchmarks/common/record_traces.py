@@ -1,9 +1,10 @@
 """Record the routing traces in ``benchmarks/data``: ``python -m benchmarks.common.record_traces FILE [--more DIR]``.
 
-A real suite of the demo model answers requests of several task sets, one after the other; its attention worker streams
-the choices of the gates. For each set, twice: labels are scored (prefill), then answers are generated eight and
-thirty-two at a time (prefill, then decode); so both halves of a set hold the same kinds of steps. ``--more`` names a
-directory of further sets in the same format.
+A real suite of the demo model answers requests of several task sets, one after the other; its
+attention worker streams the choices of the gates. Each set is run twice: labels are scored
+(prefill), then answers are generated eight and thirty-two at a time (prefill, then decode). So both
+halves of a set have the same kinds of steps. ``--more`` names a directory of further sets in the
+same format.
 """
 
 import argparse

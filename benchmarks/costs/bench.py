@@ -1,9 +1,9 @@
 """Seconds of each part of a step on this machine, fitted as the services fit them.
 
-The performance model of one model on one device comes out, with error bars, as the simulator reads it. The parts
-are measured by the code that serves, at the widths of published models and with random weights: a few layers of
-attention, the experts of one layer on one worker, the head, transfers from the host. On a GPU, work is replayed from
-a CUDA graph and the caches are emptied before.
+The result is the performance model of one model on one device, with error bars, as the simulator
+reads it. The code that serves is measured at the widths of published models, with random weights.
+The parts are a few layers of attention, the experts of one layer on one worker, the head, and
+transfers from the host. On a GPU, work is replayed from a CUDA graph after the caches are emptied.
 """
 
 import math

@@ -26,7 +26,7 @@ def measure_attention(
 ) -> Iterator[Measurement]:
     """Time steps of a few layers without experts, and give what they would take in ``whole_layers``.
 
-    Decoding rows with contexts of several lengths, and chunks of prompts behind contexts.
+    Decoding rows with contexts of several lengths, and chunks of prompts after contexts.
     """
     device, num_layers = decoder.device, decoder.config.num_layers
     decodes = [(rows, length) for rows in (1, 4, 16, 64, 256) for length in (256, 2048, 8192)]
@@ -58,7 +58,7 @@ def measure_experts(
     clock: Clock,
     quick: bool,
 ) -> Iterator[Measurement]:
-    """Time one layer's batch on one worker: so many experts activated, with so many rows each."""
+    """Time one layer's batch on one worker, by activated experts and rows of each."""
     hidden, size = config.hidden_size, config.moe.expert_size
     expert_bytes = 3 * hidden * size * dtype.itemsize
     most = min(config.moe.num_experts, MOST_EXPERT_BYTES // expert_bytes, 8 if quick else 64)
@@ -85,7 +85,7 @@ def measure_experts(
 def measure_head(
     shape: Mapping[str, Any], dtype: torch.dtype, device: torch.device, clock: Clock, quick: bool
 ) -> Iterator[Measurement]:
-    """Time the logits of so many rows over the whole vocabulary."""
+    """Time the logits of this number of rows over the whole vocabulary."""
     hidden = shape["hidden_size"]
     head = make_linear(_made(dtype, device, shape["vocab_size"], hidden))
     norm = torch.ones(hidden, dtype=dtype, device=device)
@@ -99,7 +99,7 @@ def measure_head(
 
 
 def measure_fetching(device: torch.device, clock: Clock, quick: bool) -> Iterator[Measurement]:
-    """Time the transfer of so many bytes from the host's memory to the device; on a CPU a copy."""
+    """Time the transfer of this number of bytes from the host's memory to the device; on a CPU a copy."""
     sizes = (1 << 20, 1 << 24, 1 << 26) if quick else (1 << 16, 1 << 20, 1 << 22, 1 << 25, 1 << 28)
     for nbytes in sizes:
         source = torch.empty(nbytes, dtype=torch.int8, pin_memory=device.type == "cuda").fill_(1)

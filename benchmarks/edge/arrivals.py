@@ -28,7 +28,7 @@ class TaskStretch:
     """Seconds in which servers' users have the same tasks.
 
     Attributes:
-        duration_s: of it.
+        duration_s: length of the stretch.
         tasks_by_site: tasks of each server's users; one is drawn for each request.
     """
 

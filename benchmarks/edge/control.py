@@ -66,7 +66,7 @@ class EdgeServer:
         return {told.prefill_threshold, told.decode_threshold}
 
     async def holds(self, epoch: int, num_experts: int) -> bool:
-        """Tell whether an epoch is in force and experts of earlier ones have gone."""
+        """Return true if an epoch is in force and experts of earlier ones have gone."""
         info = await self.admin.GetInfo(admin_pb2.GetInfoRequest())
         told = await self.edge.GetProfile(edge_agent_pb2.GetProfileRequest())
         return info.epoch == epoch and told.num_held == num_experts
@@ -184,7 +184,7 @@ class EdgeControl:
         ]
 
     async def degrade(self, threshold: float) -> None:
-        """Set both thresholds, of rows that make do with fewer experts; wait until all servers follow.
+        """Set both thresholds, with degraded choices dropped; wait until all servers follow.
 
         Raises:
             TimeoutError: one does not.

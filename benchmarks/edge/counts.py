@@ -10,8 +10,8 @@ class SiteCounts:
     """Choices of a server's requests by where their experts were, and what came of it.
 
     Attributes:
-        local: in slots there.
-        cached: in memory from files.
+        local: experts in slots there.
+        cached: experts in memory from files.
         loaded: read from files for them.
         remote: on another server; each is a remote call as the paper counts them.
         messages: to other servers, each with the rows of one layer.
@@ -63,7 +63,7 @@ def local_share_series(samples: Sequence[CountsSample], step_s: float) -> list[l
     """Gather the local share of all servers together, then of each, by steps of time.
 
     Args:
-        samples: in order, more often than steps.
+        samples: counts in order, more frequent than steps.
         step_s: length of a step.
 
     Returns:

@@ -15,7 +15,7 @@ def stretch_figures(stretch: EdgeStretch, choices_per_token: int) -> dict[str, A
     """Gather the figures of one stretch.
 
     Args:
-        stretch: whose answers and counts are told.
+        stretch: stretch whose answers and counts are reported.
         choices_per_token: experts that a token chooses in all layers together.
     """
     answered = [each for each in stretch.answers if each.request.complete]
@@ -44,7 +44,7 @@ def over_rounds(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Join the figures of one policy's rounds: sums of counts, means of all else, and the spread.
 
     Args:
-        rounds: as ``stretch_figures`` gathers them.
+        rounds: figures of rounds, from ``stretch_figures``.
     """
     joined: dict[str, Any] = {}
     for key, first in rounds[0].items():

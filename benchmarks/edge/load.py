@@ -32,7 +32,7 @@ class EdgeClients:
         """Send requests when they are due, and wait for all answers.
 
         Args:
-            due: in the order of time.
+            due: requests in the order of time.
             prompt: what is asked.
             salt: no KV is shared with stretches of another one.
             start_s: the time that it is now.

@@ -16,7 +16,7 @@ def draw(result: Mapping[str, Any], to: Path) -> None:
     """Draw both; a result without ``swap`` leaves the upper panel empty.
 
     Args:
-        result: as ``moesaic bench edge --json`` writes it.
+        result: output of ``moesaic bench edge --json``.
         to: a file, whose name says its format.
     """
     figures, series = result["figures"], result["series"]

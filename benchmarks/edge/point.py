@@ -11,26 +11,26 @@ class EdgePoint:
     """An operating point.
 
     Attributes:
-        memory: of each server for the model; what experts get of it is about 1 : 1 : 2.
+        memory: memory of each server for the model; experts get about 1 : 1 : 2.
         link: rate of the links, as ``moesaic up`` takes it.
         slow_bit_per_s: rate of the slow links.
-        kv_blocks: of each server.
+        kv_blocks: KV blocks of each server.
         policies: compared in the table, ``eplb`` and ``optimal`` among them.
-        settings: of the table.
-        rounds: of the table; every second one has the policies in reverse order.
+        settings: settings of the table.
+        rounds: rounds of the table; every second one has the policies in reverse order.
         rate_per_s: requests of each server.
-        max_tokens: of an answer.
-        learn_s: of traffic that placements are planned from.
-        measure_s: of one policy in one round, and of one threshold.
-        steady_s: of the traffic before tasks change places; nothing should move in it.
-        lead_s: of it, at its end, what the arm that stays gets to see.
-        shifted_s: of the traffic after they have.
+        max_tokens: most tokens of an answer.
+        learn_s: seconds of traffic that placements are planned from.
+        measure_s: seconds of one policy in one round, and of one threshold.
+        steady_s: seconds of traffic before tasks change places; nothing should move in it.
+        lead_s: seconds at its end that the arm without migration sees.
+        shifted_s: seconds of traffic after tasks changed places.
         swap_rate_per_s: requests of each server while tasks change places.
         replan_interval_s: from plan to plan, while tasks change places.
-        window_s: of the counts that servers tell the scheduler.
+        window_s: window of the counts that servers report to the scheduler.
         with_swap: tasks change places.
-        thresholds: of brownout on slow links; none: links are never slow.
-        seed: of the arrivals.
+        thresholds: thresholds of brownout on slow links; none: links are never slow.
+        seed: seed of the arrivals.
     """
 
     memory: tuple[str, ...] = ("57M", "57M", "76.5M")

@@ -71,7 +71,7 @@ class EdgeSession:
         Args:
             stretches: one after the other.
             per_s: requests of each server.
-            number: of the round; the arrivals of one are always the same.
+            number: number of the round; the arrivals of one are always the same.
             salt: no KV is shared with traffic of another one.
             start_s: leave out what comes earlier.
         """

@@ -13,7 +13,7 @@ class EdgeStretch:
     Attributes:
         began_at: time of day, in seconds since 1970.
         answers: to all requests.
-        samples: of counts, the first before the first request, the last after the last answer.
+        samples: samples of counts, the first before the first request, the last after the last answer.
     """
 
     began_at: float

@@ -11,7 +11,7 @@ from moesaic.cli.terminal.outcome import CommandError
 
 
 def links_are_permitted(point: EdgePoint) -> bool:
-    """Try whether this machine lets agents have networks of their own."""
+    """Test if this machine lets agents have networks of their own."""
     try:
         with joined(["agent-0"], read_link(point.link)):
             return True

@@ -31,7 +31,7 @@ class ElasticSample:
         experts: active expert workers.
         prefill_threshold: the least of any active worker.
         decode_threshold: likewise.
-        requests: under way.
+        requests: requests in flight.
     """
 
     at_s: float
@@ -61,7 +61,7 @@ class ElasticOperator:
             await self._until_shape(shape)
 
     async def until_shape(self, shape: pb.FleetShape, most_s: float) -> None:
-        """Wait until so many workers are active, or for so long."""
+        """Wait until this number of workers is active, or until a time limit."""
         with suppress(TimeoutError):
             async with asyncio.timeout(most_s):
                 await self._until_shape(shape)
@@ -98,7 +98,7 @@ class ElasticOperator:
             await asyncio.gather(task, return_exceptions=True)
 
     async def kill_in_action(self, known: set[str]) -> None:
-        """Kill the scheduler as soon as the second new decision to add workers is under way."""
+        """Kill the scheduler as soon as the second new decision to add workers is in progress."""
         while True:
             new = [d for d in await self.decisions() if d.decision_id not in known and d.adopted]
             up = [d for d in new if _total(d.wanted) > _total(d.before)]

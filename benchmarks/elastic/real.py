@@ -1,8 +1,9 @@
 """A suite whose workers come from standby and go back, under a load that doubles and halves three times.
 
-The same arrivals meet the suite in three arms: the small shape, all workers at once, and the numbers that the
-scheduler decides for itself, with its process killed in the middle of an action. Brownout is on in all of them: in the
-last it bridges the time until workers have come. Capacities and targets are measured before, in the same run.
+The same arrivals meet the suite in three arms: the small shape, all workers at once, and numbers of
+workers that the scheduler decides. In the last arm its process is killed in the middle of an
+action. Brownout is on in all arms; in the last it bridges the time until workers have come.
+Capacities and targets are measured before, in the same run.
 """
 
 import asyncio
@@ -49,16 +50,16 @@ class ElasticPoint:
         cores: that each worker has, by the kernel: so one more is as much more as a device would be.
         wider: copies of each neuron of the demo model's experts, so that experts are most of the work.
         max_num_seqs: sequences in one step.
-        low_share: of the small shape's capacity, the low rate.
+        low_share: low rate, as a share of the small shape's capacity.
         factor: the high rate over the low one.
         doublings: times that the load doubles and halves.
-        stretch_s: at one rate.
+        stretch_s: seconds at one rate.
         target_factor: targets over the latencies of the small shape at the low rate.
         interval_s: between decisions.
         cool_down_s: after an action.
-        window_s: of arrivals that decisions look at.
-        capacity_s: of a closed loop.
-        targets_s: of the calm stretch that targets are taken from.
+        window_s: seconds of arrivals that decisions look at.
+        capacity_s: seconds of the closed loop that measures a capacity.
+        targets_s: seconds of the calm stretch that targets are taken from.
         settle_s: most seconds after the last answer until the fleet is small again.
     """
 

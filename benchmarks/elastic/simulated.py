@@ -1,9 +1,10 @@
 """Studies of fleets of H100: throughput by batch, and GPU-hours of two days of arrivals by the size of their peak.
 
-The cost model is ``moesaic_lab.simulation.elastic``: published rates, routing drawn by a seed. The paper's model is
-looked at with the costs too that ``moesaic bench costs`` measured on an H100; links stay published ones. Seconds of
-both are shorter than the paper's. So all is looked at again at the *paper's pace*, with every part so many times
-slower that the monolith behaves as in the paper's figure 7: 16 GPUs meet 200 ms up to 256 requests, and 512 need 32.
+The cost model is ``moesaic_lab.simulation.elastic``: published rates, routing drawn by a seed. The
+paper's model is looked at with the costs too that ``moesaic bench costs`` measured on an H100;
+links stay published ones. Seconds of both are shorter than the paper's. So everything is repeated
+at the *paper's pace*: every part is slowed down until the monolith behaves as in the paper's figure
+7. There 16 GPUs meet 200 ms up to 256 requests, and 512 requests need 32.
 """
 
 from pathlib import Path

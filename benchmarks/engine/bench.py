@@ -1,10 +1,11 @@
 """Speed of generation and prefill on this machine, beside transformers and beside the machine's own limits.
 
-One model of random weights is made on the spot. Ours is a whole suite, asked over REST: tokenised prompts in, text out,
-gateway, gRPC and sampling included. transformers runs in this process under the best conditions for it: one batch of
-equally long prompts, no server around it. vLLM and llama.cpp, where installed, are asked as ours is. The sides take
-turns at each workload; the machine's limits are measured before and after each turn. So drift of the machine meets all
-of them. (The first tokens are an exception: there many streams are measured in turns, without the limits.)
+The benchmark makes one model of random weights. Ours is a whole suite, asked over REST. It gets
+tokenised prompts and returns text; gateway, gRPC and sampling are included. The library
+transformers runs in this process at its best: one batch of equally long prompts, without a server.
+Installed vLLM and llama.cpp are asked as ours is. The sides take turns at each workload, so drift
+of the machine meets all of them. The machine's limits are measured before and after each turn. (For
+first tokens, many streams are measured in turns, without the limits.)
 """
 
 import os
@@ -50,7 +51,7 @@ VLLM, LLAMA_CPP = "MOESAIC_BENCH_VLLM", "MOESAIC_BENCH_LLAMA_CPP"  # each names 
 
 @dataclass(frozen=True)
 class EngineWorkload:
-    """One workload: so many prompts at once."""
+    """One workload: a number of prompts at once."""
 
     name: str
     num_prompts: int

@@ -22,7 +22,7 @@ def first_tokens(
     """Stream answers on each side, one at a time.
 
     Args:
-        sides: those that take part, by name; ``local`` must.
+        sides: sides that take part, by name; ``local`` must be one.
         peers: names of sides that ours are compared with, where they take part.
         rounds: turns of all sides.
         draw: a new prompt of ``PROMPT_TOKENS`` tokens.

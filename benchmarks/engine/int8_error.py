@@ -47,7 +47,7 @@ def measure(num_windows: int) -> dict[str, float]:
 
 
 def _logprobs(ids: Tensor, quantization: Quantization) -> Tensor:
-    """Log-probabilities ``[windows, WINDOW, vocab]`` behind every token of each window."""
+    """Log-probabilities ``[windows, WINDOW, vocab]`` after every token of each window."""
     directory = MODELS / "demo"
     parts = Checkpoint(directory), load_config(directory), torch.float32, torch.device("cpu")
     decoder = Decoder.load(*parts, quantization=quantization)

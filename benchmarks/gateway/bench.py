@@ -1,12 +1,13 @@
 """Costs of the gateway: its start, the time it adds to a request, the first token, thousands of idle streams.
 
 - ``started``: time from the start of a gateway's process until ``/livez`` and ``/readyz`` answer 200, in a suite.
-- ``added``: the same prompts, one token each, go through REST and straight over the attention worker's ``Execute``
-  stream, in turns. They go to the suite's real worker, and to one that answers at once, where nothing else of the
-  request's time hides the gateway's. The latter is measured also with rests between requests as long as a prefill,
-  after which a processor's caches are cold, and beside a route of FastAPI that answers with a constant.
-- ``first_token``: time to a stream's first token, in steps that compute such a prompt (one of these makes it), and in
-  steps of one row (each is the mean gap between a stream's tokens).
+- ``added``: the same prompts, one token each, go through REST and directly over the attention
+  worker's ``Execute`` stream, in turns. They go to the suite's real worker, and to one that answers
+  at once, so that no other time hides the gateway's. The latter is also measured with pauses as
+  long as a prefill, after which the processor's caches are cold. It is compared with a route of
+  FastAPI that answers with a constant.
+- ``first_token``: time to a stream's first token, in steps of that prompt (one is needed), and in
+  steps of one row (the mean gap between tokens).
 - ``held``: idle streams of one gateway.
 """
 
@@ -115,7 +116,7 @@ class Prompt:
 
 
 async def _prompts(port: int) -> dict[str, list[Prompt]]:
-    """Make so many prompts of ``PROMPT_TOKENS`` tokens for each route."""
+    """Make this number of prompts of ``PROMPT_TOKENS`` tokens for each route."""
     rng, connection = random.Random(0), await Connection.open(port)
     prompts: dict[str, list[Prompt]] = {route: [] for route in ROUTES}
     while any(len(found) < PROMPTS for found in prompts.values()):

@@ -1,4 +1,4 @@
-"""Thousands of idle streams: whether the gateway keeps them, their cost, and the other requests it serves meanwhile."""
+"""Thousands of idle streams: their survival, their cost, and the other requests that the gateway serves meanwhile."""
 
 import asyncio
 import statistics

@@ -1,8 +1,9 @@
 """Times of every kernel against the limits of the GPU, which are measured in the same run.
 
-A kernel's floor is the larger of two times: the bytes it must move at the bandwidth of a large copy or of a large sum,
-whichever is higher, and the operations it must do at the rate of a large bfloat16 product. Launches are replayed from a
-CUDA graph, so that Python's time is not the kernel's; the L2 cache is emptied before each.
+A kernel's lower bound is the larger of two times. One is for the bytes that it must move, at the
+bandwidth of a large copy or a large sum, the higher of both. The other is for its operations, at
+the rate of a large bfloat16 product. Launches are replayed from a CUDA graph, so that Python's time
+is not the kernel's; the L2 cache is emptied before each.
 """
 
 import os
@@ -116,7 +117,7 @@ def _event() -> torch.cuda.Event:
 
 
 def captured(work: Callable[[], object]) -> Callable[[], object]:
-    """Capture ``work`` as one graph; work that waits for the device cannot be one, and stays as it is."""
+    """Capture ``work`` as one graph; work that waits for the device cannot be captured, and is returned unchanged."""
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no types here
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

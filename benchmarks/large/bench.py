@@ -1,8 +1,9 @@
 """Qwen3-30B-A3B's published shape with random weights of 4 bits, beside llama.cpp with the very same numbers.
 
-Both would not fit the memory of a small machine together: the sides start, are measured and end in turns. Written to
-the directory that MOESAIC_BENCH_LARGE names (default: build/large), 34 GB with all 48 layers, and kept there;
-MOESAIC_BENCH_LAYERS says how many. llama.cpp takes part where MOESAIC_BENCH_LLAMA_CPP names a Python with xllamacpp.
+Both sides together would not fit the memory of a small machine, so they start, are measured and end
+in turns. The checkpoint, 34 GB with all 48 layers, is written to the directory MOESAIC_BENCH_LARGE
+(default: build/large) and kept. MOESAIC_BENCH_LAYERS sets the number of layers. llama.cpp takes
+part if MOESAIC_BENCH_LLAMA_CPP names a Python with xllamacpp.
 """
 
 import os

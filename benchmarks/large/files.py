@@ -79,10 +79,10 @@ def write_pair(
 
     Args:
         config: the fields of ``config.json``, of a Qwen3-MoE.
-        metadata: of the GGUF file.
+        metadata: metadata of the GGUF file.
         checkpoint: directory of the one.
         gguf: path of the other.
-        told: is told how far this is.
+        told: called with the progress.
     """
     pool = Pool(seed=1)
     tensors = dict(_gguf_tensors(config))

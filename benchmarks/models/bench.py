@@ -133,7 +133,7 @@ def _logprobs_off(suite: RunningSuite, model: str, reference: Any) -> dict[str, 
 
 
 def _rates(suite: RunningSuite, model: str) -> dict[str, float]:
-    """Output tokens a second of so many streams, the median of the rounds."""
+    """Output tokens per second of this number of streams, the median of the rounds."""
     generator = torch.Generator().manual_seed(2)
     found: dict[str, float] = {}
     with httpx.Client(base_url=f"http://127.0.0.1:{suite.port}", timeout=ANSWER_S) as client:

@@ -30,8 +30,8 @@ class Published:
     """One format with its options.
 
     Attributes:
-        name: of it.
-        fields: of ``quantization_config``.
+        name: name of the format.
+        fields: fields of ``quantization_config``.
         write: quantises one matrix ``[out, in]``, with a source of chance.
         fused: it has the experts of a layer in one tensor, and nothing else.
     """

@@ -1,8 +1,9 @@
 """Predictions of the scheduler for a placement, beside its figures on the traffic that came, on recorded steps.
 
-Task set by task set, a plan is made from the first half of the steps as the scheduler makes one: of up to 256 sampled
-batches of a layer policies see one half, and the other half is replayed. Then the second half of the steps is served,
-by the schedule that workers use where two rows cost as much as an expert's weights, as with the demo's experts here.
+For each task set, a plan is made from the first half of the steps, as the scheduler makes one. A
+layer has up to 256 sampled batches: policies see one half, and the other half is replayed. Then the
+second half of the steps is served. Workers use the schedule for experts whose weights cost as much
+as two rows, as the demo's do here.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,17 @@
 """The whole system for prompts that are only read, against synchronous expert parallelism.
 
-Five sides answer the same prompts in turn, round by round, on processes that all run at the same time: ``whole_system``
-(experts gathered layer by layer, prefix router), the same without the router, all-to-all with a router by prefixes,
-``all_to_all_round_robin`` (the baseline), and all experts resident. ``mixed`` is a real workload in which prompts share
-beginnings, ``unshared`` one in which none do. Workers are on hosts whose links have a rate, made of network namespaces,
-and, unless quick, also on this machine with shared memory between them.
+Five sides answer the same prompts in turn, round by round, on processes that all run at the same
+time:
+
+- ``whole_system``: experts gathered layer by layer, prefix router;
+- the same without the router;
+- all-to-all with a prefix router;
+- ``all_to_all_round_robin``, the baseline;
+- all experts resident.
+
+``mixed`` is a real workload in which prompts share prefixes, ``unshared`` one without shared
+prefixes. Workers are on hosts made of network namespaces, whose links have a rate. Unless quick,
+they are also on this machine, with shared memory between them.
 """
 
 import asyncio

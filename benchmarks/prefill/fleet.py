@@ -71,7 +71,7 @@ def running_fleets(
 
     Args:
         kinds: flags of the workers, by ``--dispatch``.
-        num_workers: of each fleet.
+        num_workers: workers of each fleet.
         hosts: run the workers, the first host the first of each fleet; ``None``: they run on this machine and
             share memory.
     """

@@ -1,8 +1,8 @@
 """Costs of gathering experts layer by layer: time that layers wait, and memory, against resident experts.
 
-``python -m benchmarks.prefill.gathered`` makes a random model of twelve layers, about 340 MB of experts in
-float32, and runs prefill steps of several sizes with experts resident, offloaded, gathered from a
-second process, and both. It prints a table, and memory against its plan.
+``python -m benchmarks.prefill.gathered`` makes a random model of twelve layers, about 340 MB of
+experts in float32. It runs prefill steps of several sizes with experts resident, offloaded,
+gathered from a second process, and both. It prints a table, and the memory used against its plan.
 """
 
 import argparse

@@ -1,8 +1,9 @@
 """Measure for how long one body holds the gateway's event loop, endpoint by endpoint.
 
-Each endpoint gets bodies up to the limit, full of one thing each (``bodies``). Meanwhile another process asks
-``/livez`` without a pause. Its longest wait is for how long the loop was held, and what else runs on the machine is in
-it: so bodies with long waits are sent again, and the best of some tries counts.
+Each endpoint gets bodies up to the limit, full of one thing each (``bodies``). Meanwhile another
+process asks ``/livez`` without a pause. Its longest wait shows how long the loop was blocked, but
+includes other load of the machine. So bodies with long waits are sent again, and the best of a few
+tries counts.
 """
 
 import asyncio

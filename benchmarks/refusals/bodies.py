@@ -58,7 +58,7 @@ def large_bodies(kind: type[BaseModel], limits: BodyLimits) -> Iterator[tuple[st
 
     Args:
         kind: the type.
-        limits: what a body may hold.
+        limits: limits of a body.
 
     Returns:
         Each body as JSON, and its name: the field, and what it is full of.

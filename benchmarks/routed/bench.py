@@ -3,8 +3,9 @@
 First, in this process: the time that the slowest of three expert workers computes, for which the others wait, by the
 way in which replicas are chosen. Recorded routing, the demo model's own experts, one thread.
 
-Then suites of the demo model, each with three expert workers that have spare slots, run at once and take turns within
-each round, so that drift of the machine meets all of them. Their workers count the experts they activated.
+Then suites of the demo model run at once, each with three expert workers that have spare slots.
+They take turns within each round, so that drift of the machine meets all of them. Their workers
+count the experts they activated.
 
 Last, the same with a model whose experts no cache holds: a step takes as long as reading its experts does.
 """
@@ -123,7 +124,7 @@ def _in_turns(
     rounds: int,
     tokens: int,
 ) -> dict[str, Any]:
-    """Measure all suites with so many sequences at once."""
+    """Measure all suites with this number of sequences at once."""
     figures: dict[str, Any] = {}
     for count in sequences:
         for suite in suites.values():

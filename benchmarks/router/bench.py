@@ -1,8 +1,9 @@
 """Costs and gains of the prefix router: a decision, a prompt's names, and the throughput of a real suite by policy.
 
-``decision_us``: from a request's block names to its worker, 8,192 tokens. ``throughput``: a mixed prefill-only workload
-on two and on four attention workers, every policy in turn within each round, on caches that are cold for each: prompt
-tokens per second of a fixed number of clients, and the ratio of ours to each of the others in the same round.
+``decision_us``: time from a request's block names to its worker, 8,192 tokens. ``throughput``:
+prompt tokens per second of a fixed number of clients, and the ratio of ours to each other policy in
+the same round. The workload is mixed and prefill-only, on two and on four attention workers.
+Policies take turns within each round, each with cold caches.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """A mixed prefill-only workload from real texts: beginnings shared by many prompts, by a few, and by none.
 
-``examples``: classification with examples in the prompt, several customers' sets of them per task
-(Banking77, CLINC150); ``documents``: questions on Wikipedia articles; ``single``: BoolQ and PubMedQA,
-each with a passage of its own. The order is mixed, as requests of many callers come.
+``examples``: classification with examples in the prompt, with sets of several customers per task
+(Banking77, CLINC150). ``documents``: questions on Wikipedia articles. ``single``: BoolQ and
+PubMedQA, each with a passage of its own. The order is mixed, as of many callers.
 """
 
 import random
@@ -36,7 +36,7 @@ class Mix:
     single: int
 
     def times(self, factor: int) -> "Mix":
-        """Return so many times as many of each kind."""
+        """Return a mix with this multiple of each kind."""
         return Mix(factor * self.examples, factor * self.documents, factor * self.single)
 
 
@@ -78,7 +78,7 @@ class Workload:
         return prompts
 
     def cut(self, tokens: int, count: int) -> list[list[int]]:
-        """Cut different texts of so many tokens each."""
+        """Cut different texts of this number of tokens each."""
         rng = random.Random(tokens)
         long = [doc for doc in map(self._encode, self._articles) if len(doc) > 2 * tokens]
         picked = [rng.choice(long) for _ in range(count)]

@@ -1,9 +1,10 @@
 """The model that scaling decides by, beside real suites: latencies of the same requests, predicted and measured.
 
-A suite of the demo model, its experts made wider so that steps are not over in a millisecond, is asked over REST:
-Poisson arrivals, lengths of a real conversation service, made shorter. The benchmark hears what a scheduler hears:
-demand, limits and costs as workers report them. Each load is predicted with the costs of earlier loads alone, by
-``moesaic.scaling.replay``. Rates are parts of the requests a second that a burst shows, up to that and near it.
+A suite of the demo model is asked over REST; its experts are made wider, so that steps take longer
+than a millisecond. Arrivals are Poisson; lengths are those of a real conversation service,
+shortened. The benchmark reads the workers' reports as a scheduler does: demand, limits and costs.
+Each load is predicted by ``moesaic.scaling.replay``, with the costs of earlier loads alone. Rates
+are fractions of the capacity that a burst shows, up to all of it.
 """
 
 import asyncio

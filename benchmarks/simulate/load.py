@@ -19,7 +19,7 @@ class TimedAnswer:
     Attributes:
         due_s: it is sent then, or a little later if the client is late.
         sent_s: it was sent.
-        token_s: of each token.
+        token_s: time of each token.
     """
 
     prompt_tokens: int
@@ -60,7 +60,7 @@ class SimulateClient:
         await self._load.open(connections)
 
     async def serve(self, trace: ArrivalTrace) -> list[TimedAnswer]:
-        """Send the requests of a trace when they are due, whatever became of earlier ones."""
+        """Send the requests of a trace when they are due, without waiting for earlier ones."""
         columns = trace.prompt_tokens.tolist(), trace.answer_tokens.tolist()
         return await self._served(trace.at_s.tolist(), list(zip(*columns, strict=True)))
 

@@ -33,10 +33,10 @@ class ServedLoad:
     """One load, and what the scheduler knew of it.
 
     Attributes:
-        times: of steps, from the costs that workers had reported before the load.
+        times: times of steps, from the costs that workers had reported before the load.
         later_times: from those after it.
-        limits: of the attention worker.
-        demand: of the counted part, as workers reported it.
+        limits: limits of the attention worker.
+        demand: demand of the counted part, as workers reported it.
         answers: to the requests of that part, as the client saw them.
         attention_busy: part of the time in which the attention worker computed.
         ended_s: end of the counted part, in seconds from the start of the load.
@@ -62,7 +62,7 @@ def lengths() -> ArrivalTrace:
 
 
 async def measure_capacity(suite: RunningSuite, burst: int) -> float:
-    """Measure requests a second when so many are there at once."""
+    """Measure requests per second with this number at once."""
     client = SimulateClient(suite.port, seed=0)
     await client.open(burst)
     await client.together(_first(burst // 2))
@@ -77,10 +77,10 @@ async def serve_round(
     """Serve loads on a suite that has served nothing yet.
 
     Args:
-        suite: that runs.
-        number: of the round, which prompts and arrivals are drawn by.
+        suite: suite that runs.
+        number: number of the round, the seed of prompts and arrivals.
         rates: requests a second of each load, rising.
-        span_s: that is counted of each load.
+        span_s: seconds of each load that are counted.
     """
     client = SimulateClient(suite.port, seed=1 + number)
     async with scheduler_predictor(suite) as predictor:

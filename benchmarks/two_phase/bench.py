@@ -1,10 +1,11 @@
 """Benchmark of rows in two phases where nodes are joined by a slow link (JANUS section 3.2).
 
-Two attention nodes and two expert nodes, two workers on each: eight processes in four network
-namespaces, with the kernel's token bucket on every link between them, and latency on some. Inside a
-node they share memory, between nodes they have UCX over TCP. All attention workers run steps at the same time; timed is
-``dispatch`` of a layer, from rows to their sums, gate and (small) experts included, on average over the
-layers of a step: the first one waits for neighbours.
+There are two attention nodes and two expert nodes with two workers each: eight processes in four
+network namespaces. The kernel's token bucket shapes every link between nodes; some links have
+latency. Workers of a node share memory; nodes are connected by UCX over TCP. All attention workers
+run steps at the same time. The measured time is ``dispatch`` of a layer, from rows to their sums,
+gate and (small) experts included. It is the mean over the layers of a step, since the first one
+waits for neighbours.
 
 In every cell, short blocks of all ways take turns; ``benchmarks.two_phase.cells`` judges them.
 """

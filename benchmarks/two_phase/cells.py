@@ -1,8 +1,8 @@
 """Judgement of one cell by blocks of layers: how long every way takes, and if the right one was chosen.
 
 A block is a stretch of time in which all workers go one way. Blocks of all ways follow each other
-closely, again and again, so that every repetition gives one ratio between any two ways, in which
-what the machine does besides cancels out.
+closely, again and again. So every repetition gives one ratio between any two ways, in which other
+load of the machine cancels out.
 """
 
 import math

@@ -1,8 +1,8 @@
 """The workers that ``benchmarks.two_phase.bench`` measures: one process each, on its node.
 
-What runs in them is what runs in services: ``RoutedDispatcher`` with ``TwoPhaseDispatcher`` on the
-attention side, ``ExpertHost`` behind ``ExpertRelay`` on the other. A process reads orders, one JSON
-object a line, from a socket, and answers each with one.
+They run the code of the services: ``RoutedDispatcher`` with ``TwoPhaseDispatcher`` on the attention
+side, ``ExpertHost`` behind ``ExpertRelay`` on the other. A process reads orders, one JSON object a
+line, from a socket, and answers each with one.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The three workers that ``benchmarks.wire.link`` measures, each a process on its host.
 
-What runs in them is what runs in services. The attention worker reads orders, one JSON object a line, and answers each
-with the seconds of a layer.
+They run the code of the services. The attention worker reads orders, one JSON object a line, and
+answers each with the seconds of a layer.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
 """Attention that is told where to look: at what a question is answered from.
 
-A head that goes from a question to the one sentence that answers it takes thousands of steps to form:
-nothing rewards finding the sentence before its word can be said, nor saying the word before it is
-found. The curriculum knows where the answer stands (``looks.py``). Training therefore asks the heads
-of two layers to attend there, beside all that it asks of the network's words.
+A head that goes from a question to the one sentence that answers it takes thousands of steps to
+form. Finding the sentence brings no reward before its word can be said, and saying the word none
+before it is found. The curriculum knows the position of the answer (``looks.py``). So training adds
+a loss that makes the heads of two layers attend there.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,8 @@
 """The parts of a training step that are slow when autograd composes them, with gradients by hand.
 
-On a CPU most of a naive step goes not to products of matrices but to large temporaries: gathered
-rows whose gradients are scattered back one by one, and logits over the whole vocabulary.
+On a CPU a naive step spends most of its time on large temporaries, not on products of matrices.
+These are gathered rows, whose gradients are scattered back one by one, and logits over the whole
+vocabulary.
 """
 
 import shutil

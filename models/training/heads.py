@@ -1,10 +1,10 @@
 """Attention heads that look back and copy, laid into a fresh network.
 
-A network of this size needs thousands of steps before a first head attends to the token before, and
-everything that reads a text waits for it: to copy, to look a letter up, to recall a fact. Two heads
-of the first layers therefore begin as such: one pair attends to the tokens one and two before, and
-in the second layer one pair attends to what followed an earlier occurrence of the present token.
-Training changes them as all others.
+A network of this size needs thousands of steps before a first head attends to the previous token.
+Copying, looking up a letter and recalling a fact all depend on such a head. So two pairs of heads
+are initialised by hand. One pair of the first layer attends to the tokens one and two before. One
+pair of the second layer attends to the token that followed an earlier occurrence of the present
+one. Training changes them as all others.
 """
 
 import torch
@@ -87,8 +87,8 @@ def _attend_before(attention: Attention, theta: float) -> None:
 def _copy_what_followed(first: Attention, second: Attention) -> None:
     """Let key head 1 of the second layer match the present token with the one before a key.
 
-    The first layer's head hands a few numbers of the token before on; the second compares them with
-    the same numbers of the present token, in the dimensions that rotations turn the least.
+    The first layer's head passes on a few numbers of the previous token. The second compares them
+    with the same numbers of the present token, in the dimensions that rotations turn least.
     """
     shape = first.shape
     size, width = shape.head_dim, shape.hidden_size

@@ -2,9 +2,9 @@
 beginning.
 
 The labelled sets' instructions (up to 151 labels) are far longer than their texts, and a story
-answers many questions. Questions of one group are therefore siblings: they stand behind one copy of
-its head, each sees that and itself only, and each has the positions it would have alone. What the
-network computes for a sibling is exactly what it would compute for the lone prompt.
+answers many questions. Questions of one group are therefore siblings behind one copy of its head.
+Each sees only the head and itself, and has the positions it would have alone. So the network
+computes exactly the same for a sibling as for the lone prompt.
 """
 
 import random

@@ -1,6 +1,6 @@
 """The training loop: resumable, CPU or GPU, one seed, a progress bar.
 
-The learning rates warm up, stay, and fall over the last fifth of ``--steps``; so a run can be
+The learning rates warm up, stay, and fall over the last fifth of ``--steps``. So a run can be
 continued to a later ``--steps`` from any checkpoint written before the fall.
 """
 

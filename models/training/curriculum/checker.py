@@ -1,8 +1,7 @@
 """A reader of the small world's sentences: is a continuation consistent with its story?
 
-Every sentence is read back by the patterns that stories are told with. What cannot be read, people
-who were never introduced, and people or things that are not where the sentence needs them are
-faults.
+Every sentence is read back by the patterns that stories are told with. Faults are unreadable
+sentences, people who were never introduced, and people or things in the wrong place.
 """
 
 import functools

@@ -102,8 +102,8 @@ IN_USE: dict[str, dict[Split, tuple[str, ...]]] = {
 def kinds(rng: random.Random, split: Split) -> Group:
     """Give a word, alone or in a sentence, and ask for its kind among 4 to 10.
 
-    All words are in both splits, as the kind of a word never seen cannot be known. What the test
-    split has of its own are sentences, wordings, and words along with these very kinds.
+    All words are in both splits, as the kind of an unseen word cannot be known. Only the test split
+    has its sentences, its wordings, and its pairs of words and kinds.
     """
     kind = rng.choice(list(KINDS))
     word = rng.choice(KINDS[kind].split())

@@ -84,7 +84,7 @@ def _of_known_people(rng: random.Random, split: Split) -> Teller:
 def _rename(rng: random.Random, told: Teller, start: str) -> None:
     """Make names up for people whom ``start`` names: they can only be copied.
 
-    Who learns to make names up for people whom a story introduces, makes up parts of all names.
+    A model that learns to invent names for people of a story invents parts of all names.
     """
     names: dict[str, str] = {}
     for name, person in told.people.items():
