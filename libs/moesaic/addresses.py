@@ -1,6 +1,6 @@
 """IP addresses and host names, and those of a name's addresses that this machine has.
 
-In containers one name on one network often stands for all replicas of a service; each of them finds
+In containers one name on one network often stands for all replicas of a service. Each replica finds
 its own address on that network among the addresses of the name. The module imports the standard
 library alone, for probes that are started every few seconds.
 """

@@ -1,13 +1,14 @@
 """Costs of the parts of a step. Pure: measurements in, a performance model with error bars out.
 
-A fit turns amounts of work into seconds: a sum over terms, none negative, of which the newest measurements count most.
-Least squares of relative errors: each measurement is weighed by what was expected of it, so that long ones are
-not worth more than short ones, and the mean is not biased towards short ones as it would be by what they took.
+A fit turns amounts of work into seconds: a sum over terms, none negative, of which the newest
+measurements count most. The fit minimises the squares of relative errors. Each error is relative to
+the prediction, so that long measurements count no more than short ones. Errors relative to the
+measured time would bias the mean towards short ones.
 
-Terms that measurements cannot tell apart, for their amounts were always alike, are left out but for one: of rows and
-the like the last, so that more work is taken to need more time, in proportion. Keys, messages and bytes, which grow
-faster than what one asks about, have to be seen to cost something. So have the experts of a step, as many rows
-activate all: that fewer rows would need less time has to be seen.
+Of terms that always grew together, and so cannot be told apart, one is kept. Of rows and the like
+it is the last, so that time grows in proportion to work. Keys, messages and bytes, which grow
+faster, are kept only if measurements show that they cost time. So are the experts of a step: many
+rows activate all, so measurements must show that fewer take less.
 """
 
 import itertools
@@ -38,7 +39,7 @@ class RandomChoice(NamedTuple):
     top_k: int
 
     def experts(self, rows: float) -> float:
-        """Count the experts of one layer that so many rows choose, on average.
+        """Return the mean number of experts of one layer that this number of rows chooses.
 
         The first rows add ``top_k`` each, later ones ever fewer, up to all there are.
         """
@@ -99,7 +100,7 @@ class CostFit:
 
         Args:
             terms: names of the amounts.
-            forget: what a measurement counts after the next one, in 0 < ``forget`` <= 1.
+            forget: factor on the weight of a measurement with each later one, in 0 < ``forget`` <= 1.
         """
         self._terms, self._forget = tuple(terms), forget
         n = len(self._terms)
@@ -259,9 +260,9 @@ class CostBook:
         """Learn one measurement.
 
         Args:
-            part: that was measured.
-            amounts: of its terms, in the order of ``PART_TERMS``.
-            seconds: that it took.
+            part: part that was measured.
+            amounts: amounts of its terms, in the order of ``PART_TERMS``.
+            seconds: time that it took.
         """
         self.fit(part).add(amounts, seconds)
 

@@ -31,8 +31,8 @@ def repository_of(model: str) -> Repository | None:
     """Read ``owner/name`` or ``owner/name@revision``.
 
     Returns:
-        None for everything else, and for paths: of a directory that is there, below ``models``, and, without a
-        revision, below any directory that is there, as it may be a slip of the pen.
+        None for everything else, and for paths. A path names an existing directory, or is below ``models``.
+        Without a revision, it may also be below any existing directory, as a typing error.
     """
     found = _REPOSITORY.fullmatch(model)
     if found is None or "--" in found[1] or ".." in found[1] or Path(model).is_dir():

@@ -11,8 +11,8 @@ class ExpertWaits(NamedTuple):
 
     Attributes:
         num: exchanges, one a layer and part of a step.
-        seconds: of the engine's thread, from sending rows to the sum of all replies.
-        beyond_s: of it, without what the slowest expert worker computed; 0 where workers do not tell.
+        seconds: time of the engine's thread, from sending rows to the sum of all replies.
+        beyond_s: ``seconds`` less the computation of the slowest expert worker; 0 if not reported.
         messages: there and back.
         nbytes: there and back.
         is_inter: some went to another node.

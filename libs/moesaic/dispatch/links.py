@@ -34,7 +34,7 @@ class Endpoint:
 
     @property
     def log_fields(self) -> dict[str, Any]:
-        """Fields of the event that tells of a new link."""
+        """Fields of the event of a new link."""
         return {"peer": self.worker_id, "generation": self.generation}
 
 

@@ -24,10 +24,10 @@ from moesaic.models.weights.checkpoint import Checkpoint
 
 @dataclass(frozen=True, eq=False)
 class LocalExperts:
-    """All experts of a process, with the united ones of one rung behind them.
+    """All experts of a process, then the united ones of one rung.
 
     Attributes:
-        gates: by decoder layer.
+        gates: gates by decoder layer.
         table: every layer's experts, each in its own slot, then its united ones.
         rungs: how each layer is degraded; none if it cannot be.
     """

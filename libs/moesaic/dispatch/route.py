@@ -20,7 +20,7 @@ CARRYING = ("aebs", "aebs-memory-bound")  # policies that count the work of earl
 class UsualLoads:
     """Mean load of each worker over past batches of a layer, in the unit of ``aebs``.
 
-    C functions read and write it, for steps whose parts are under way at once.
+    C functions read and write it, for steps with several parts in flight.
     """
 
     mean: Tensor  # float64 [N]; zeros until a load is known

@@ -19,7 +19,7 @@ class LoadedRung:
     Attributes:
         rung: the way to degrade.
         layers: the same of each decoder layer with experts.
-        united: its united experts, by layer.
+        united: united experts of the rung, by layer.
     """
 
     rung: Rung
@@ -33,7 +33,7 @@ class LoadedRung:
 
 
 def with_united(table: SlotTable, loaded: LoadedRung | None) -> SlotTable:
-    """Put the united experts of a rung into slots behind the own experts of each layer of a table."""
+    """Put the united experts of a rung into slots after the layer's own experts, in each layer of a table."""
     if loaded is None:
         return table
     layers = {}
@@ -59,9 +59,9 @@ class RungLoader:
         Args:
             experts: knows what it costs to degrade them.
             layers: decoder layers with experts.
-            num_experts: of each, without united ones.
+            num_experts: experts of each layer, without united ones.
             bring: loads an expert, given its layer and weights id.
-            most: united experts, of all layers together, that there is memory for; None: any number.
+            most: united experts of all layers together that fit into memory; None: any number.
         """
         self._experts, self._layers, self._num_experts = experts, tuple(layers), num_experts
         self._bring, self._most = bring, most

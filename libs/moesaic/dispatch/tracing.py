@@ -32,7 +32,7 @@ class StepTracer:
     def watching(self, sequence_rows: Sequence[int], moe: MoELayer) -> MoELayer:
         """Wrap ``moe`` to note choices on the way.
 
-        A step that fails, or that computes only some layers, is never told.
+        A step that fails, or that computes only some layers, is never reported.
         """
         chosen: dict[int, Tensor] = {}
         decode_rows = sum(rows == 1 for rows in sequence_rows)

@@ -47,7 +47,7 @@ class ActivationMeter:
         """Count one dispatch batch.
 
         Args:
-            epoch: that it runs under.
+            epoch: epoch of the batch.
             layer: the decoder layer.
             topk_ids: int ``[T, k]``.
             busiest: distinct experts that the worker with most of them has to compute; None: not known.

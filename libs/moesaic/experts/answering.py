@@ -1,10 +1,10 @@
 """Answers layer requests: gates the rows, assigns their experts, computes the own ones.
 
-On a GPU the device is waited for once, before the reply: then the sums are complete, so UCX may read
-them, and so are the copies of what the host has to know. These are ``4 * T * k`` bytes of chosen
-experts, for the digest and the counts, ``4 * E`` bytes of who serves each, and ``8 * N`` of loads. More
-waits take place with replicas that are chosen at random, where no live worker holds some expert, and
-for unsummed results.
+On a GPU the device is waited for once, before the reply. Then the sums are complete, so UCX may
+read them, and so are the copies for the host. These are ``4 * T * k`` bytes of chosen experts, for
+the digest and the counts, ``4 * E`` bytes of the worker that serves each, and ``8 * N`` of loads.
+More waits are needed if replicas are chosen at random, if no live worker holds an expert, and for
+unsummed results.
 """
 
 import time

@@ -76,12 +76,12 @@ class Assigner:
     ) -> None:
         """
         Args:
-            placement: in which ``worker_idx`` is the worker that decides.
+            placement: placement in which ``worker_idx`` is the worker that decides.
             layer: index of the decoder layer.
             worker_idx: see above.
             scheduling: the policy.
             live: indices of the workers that may serve.
-            device: of the batches.
+            device: device of the batches.
         """
         self._layer, self._worker_idx = layer, worker_idx
         added = plugins("expert_schedulings").get(scheduling)
@@ -129,7 +129,7 @@ class Assigner:
 
         Args:
             topk_ids: int32 ``[T, k]``, contiguous; -1 is nobody's.
-            load: of the live workers, in the unit of ``Assignment.load``; ``None``: they have
+            load: load of the live workers, in the unit of ``Assignment.load``; ``None``: they have
                 nothing else to do.
             seed: the same for all who decide; random choices are drawn from it.
 
@@ -182,11 +182,11 @@ def decision_digest(
     The workers of experts do not show which rows have these, so the choices are part of it.
 
     Args:
-        epoch: of the placement.
+        epoch: epoch of the placement.
         layer: the decoder layer.
         threshold: share of work that is kept exact, in ``0..1``.
         topk_ids: int32 ``[T, k]``, on the host.
-        served: of an ``Assignment``.
+        served: field ``served`` of an ``Assignment``.
     """
     shape = (*topk_ids.shape, *served.shape)
     digest = xxhash.xxh3_64(
@@ -201,7 +201,7 @@ def lost_experts(placement: Placement, held: NDArray[np.int32]) -> Tensor | None
     """Find the model's experts that no live worker holds, while one holds the united expert of their group.
 
     Args:
-        placement: under which workers hold experts.
+        placement: placement of the experts.
         held: replicas of live workers, -1 for none, ``[E, N]``.
 
     Returns:
@@ -226,7 +226,7 @@ class Serving:
     """The workers that may serve a batch of one layer.
 
     Attributes:
-        workers: their indices, ascending.
+        workers: indices of the workers, ascending.
         has_lost: some of the model's experts are served by united ones alone.
         has_united: every united expert is there, so that choices may be degraded.
     """

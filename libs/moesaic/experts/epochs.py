@@ -1,4 +1,4 @@
-"""Epochs that one expert worker answers for: prepared, in force, or lately followed by another.
+"""Epochs that one expert worker answers for: prepared, in force, or recently superseded.
 
 | event | then answered for |
 |---|---|
@@ -7,7 +7,7 @@
 | ``commit`` | the epoch, the last ones before it, and later ones only if a step asks for them |
 | ``learn`` | the epoch, the last ones before it, and all later ones; without slots if others alone have it |
 | ``abort`` | the epoch no more, unless it is in force |
-| ``retire`` | no epoch that was followed long ago, unless steps lately asked for it |
+| ``retire`` | no epoch that was superseded long ago, unless steps recently asked for it |
 
 An epoch that a step asks for was committed, even if this worker was not told yet.
 """
@@ -148,9 +148,9 @@ class Epochs:
     def learn(self, serving: Placement) -> bool:
         """Put a placement in force that was committed elsewhere, if it was prepared here or names only others.
 
-        Steps may ask for it before this worker is told to commit it. Later epochs stay: the teller
-        need not lead any more. A worker that was away for so long that others have taken its place
-        still has what it had then; once it has learnt of that, its memory is free for a new place.
+        Steps may ask for it before this worker is told to commit it. Later epochs stay: the sender
+        may no longer lead. A worker that was away until others took its place still has its old
+        experts. Once it learns that, its memory is free for new ones.
 
         Returns:
             True if it was not in force before.
@@ -175,8 +175,8 @@ class Epochs:
     def retire(self) -> None:
         """Free epochs that another has followed so long ago that no step can still ask for them.
 
-        A worker without Redis does not hear of the successor and goes on asking. So an epoch stays
-        that was lately asked for, until ``MAX_RETIRE_AFTER_S`` after the commit of its successor.
+        A worker without Redis does not learn of the successor and continues to ask. So an epoch stays
+        that was recently asked for, until ``MAX_RETIRE_AFTER_S`` after the commit of its successor.
         """
         now_s = time.monotonic()
         after_s = RETIRE_AFTER_S if self._retire_after_s is None else self._retire_after_s
@@ -221,7 +221,7 @@ class Epochs:
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of distinct expert weights in memory, over all epochs: whoever answers or computes with them."""
+        """Bytes of distinct expert weights in memory, over all epochs and uses."""
         # Without the lock, which whoever answers may hold for a whole batch. Some may go meanwhile.
         alive = [found() for found in self._alive.valuerefs()]
         return sum(mlp.nbytes for mlp in alive if mlp is not None)

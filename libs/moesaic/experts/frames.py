@@ -1,19 +1,19 @@
 """Frames between attention workers and expert workers: a layer's rows there, sums back.
 
 Request
-    tensors: hidden states ``[T, H]``, or packed ones (``wire_rows``); ``AssignmentBasis``, encoded;
+    Tensors: hidden states ``[T, H]``, or packed ones (``wire_rows``); ``AssignmentBasis``, encoded;
     and if the sender has gated itself, weights float32 ``[T, k]`` and ids int32 ``[T, k]``.
     ``flags``: ``UNSUMMED``, ``FLOAT32_SUMS``, ``PROMISED`` or 0. ``PROMISED``: the body has promises to the
     rows (``promises``), and ids are the gate's own; else these may be of united experts, or -1.
 Reply
-    tensors: the partial sum in the form of the rows, or no rows if none of this worker's experts
-    has any; if the basis has loads, those of all workers of the placement, int64 ``[1, N]``; if the
-    request has promises, how many choices of each row are degraded, int8 ``[T, 1]``.
-    ``digest``: of the decision about all workers.
+    First tensor: the partial sum in the form of the rows, or no rows if this worker's experts have none.
+    If the basis has loads: those of all workers of the placement, int64 ``[1, N]``.
+    If the request has promises: the number of degraded choices of each row, int8 ``[T, 1]``.
+    ``digest``: digest of the decision about all workers.
 Reply to ``FLOAT32_SUMS``
-    the same, but the sum is float32 ``[T, H]`` whatever the rows are.
+    The same, but the sum is float32 ``[T, H]`` for any form of rows.
 Reply to ``UNSUMMED``
-    tensors: results float32 ``[n, H]`` and their places int64 ``[n, 1]``, see
+    Tensors: results float32 ``[n, H]`` and their places int64 ``[n, 1]``, see
     ``SlotTable.compute_choices``; loads as above. ``digest``: the same.
 
 Rows may be a parcel, which travels from device to device; then the sum of the reply is one as well. All
@@ -73,7 +73,7 @@ def promises_of(request: Frame, device: torch.device) -> PromisedRows | None:
     """Promises to the rows of a request; ``None``: they are promised everything.
 
     Raises:
-        InvalidInput: its body has another form.
+        InvalidInput: the body has another form.
     """
     if not request.flags & PROMISED:
         return None

@@ -81,7 +81,7 @@ class ExpertHost:
         return answers
 
     def know_costs(self, batches: Iterable[ExpertBatch]) -> None:
-        """Take note of batches that were measured before the first request."""
+        """Record batches that were measured before the first request."""
         for batch in batches:
             self.answers.costs.note(batch)
 

@@ -57,10 +57,10 @@ class ExpertFiles:
     """Reads experts and packs them for this machine; not for threads that stay, for it computes.
 
     Attributes:
-        experts: by their weights ids.
-        progress: of loading.
-        device: that computes with them.
-        layout: of their bytes.
+        experts: experts by weights id.
+        progress: progress of loading.
+        device: device that computes with them.
+        layout: layout of their bytes.
     """
 
     def __init__(

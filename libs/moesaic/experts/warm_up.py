@@ -107,7 +107,7 @@ class WarmUp:
         return SlotTable({min(self._gates): slots})
 
     def _tenure(self, table: SlotTable, num_workers: int) -> Tenure:
-        """Place the table on the first of so many workers. The second has what the first has not."""
+        """Place the table on the first of these workers. The second has all other experts."""
         [(layer, slots)] = table.layers.items()
         rest = sorted(set(range(self._config.moe.num_experts)) - set(slots.experts))
         others = [rest, *[[] for _ in range(num_workers)]][: num_workers - 1]

@@ -26,7 +26,7 @@ class AnswersWithoutPython:
     """Registered answers of one worker. Any thread may call.
 
     Attributes:
-        c: for the channels that requests come through.
+        c: C functions for the channels of the requests.
     """
 
     def __init__(self, limits: FrameLimits) -> None:
@@ -56,7 +56,7 @@ class AnswersWithoutPython:
         """Answer such requests from now on.
 
         Args:
-            epoch: of the placement.
+            epoch: epoch of the placement.
             layer: the decoder layer.
             basis: int64 ``[1, n]``, encoded; a second row, of loads, may differ.
             kernel: the gate, and the slots of this worker.

@@ -107,11 +107,11 @@ class StepInputs:
         token_ids: ``T`` of them.
         positions: ``T`` of them.
         offsets: ``T`` of them: where in the cache each row's keys and values go; -1: nowhere.
-        rotations: for all ``positions``.
+        rotations: rotations for all ``positions``.
         rows: all ``T``.
         last: the rows that attend in the last layer, and their indices, ascending; None: all.
         logits: true if any are wanted.
-        promised: what all rows are promised, and those of ``last``; None: every choice is served by its own expert.
+        promised: promises to all rows, and to those of ``last``; None: every choice is served by its own expert.
     """
 
     token_ids: Sequence[int]
@@ -150,13 +150,13 @@ class DecoderStepKernel:
 
         Args:
             layers: each layer's attention, and its experts if they are in this process.
-            last_kv: of the last layer's projection, keys and values; or all of it.
+            last_kv: keys and values of the last layer's projection; or all of it.
             embedding: ``vocab`` rows of ``H``, which are looked up.
             norm: before the head, float32 ``[H]``.
             head: ``H -> vocab``.
-            shape: of every layer's attention, whatever its window.
+            shape: shape of every layer's attention; windows may differ.
             caches: one for each layer, ``[tokens, width]``.
-            embedding_multiplier: of what the embedding gives.
+            embedding_multiplier: factor on the embedding's output.
         """
         assert len(caches) == len(layers)
         assert all(tensor.is_contiguous() for tensor in (norm, *caches))
@@ -212,7 +212,7 @@ class DecoderStepKernel:
         """Run a step whose experts are in other processes, in parts that take turns.
 
         Args:
-            inputs: of every part.
+            inputs: inputs of every part.
             apart: the exchanges; its counters and sequence number move on.
 
         Returns:

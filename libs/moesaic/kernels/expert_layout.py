@@ -52,9 +52,9 @@ class ExpertLayout:
     and only if ``name`` is equal.
 
     Attributes:
-        dtype: of weights that are numbers.
-        quantization: of numbers, as they are packed.
-        as_stored: no panels, whatever the processor here: the bytes are for a GPU.
+        dtype: dtype of weights that are not quantised.
+        quantization: quantisation of such weights when they are packed.
+        as_stored: no panels on any processor: the bytes are for a GPU.
         biased: both products have biases, which travel with the weights.
         activation: between the products; it is no part of the bytes.
         codes: the form of a checkpoint's own codes, int4 or fp8; None: it has numbers.

@@ -61,7 +61,7 @@ class GroupedQueryKernel:
         window: int | None = None,
         sinks: Tensor | None = None,
     ) -> None:
-        """Take the weights of a ``GroupedQueryLayer``, and those of the norms before and behind it, float32 ``[H]``.
+        """Take the weights of a ``GroupedQueryLayer``, and those of the norms before and after it, float32 ``[H]``.
 
         The others are as in ``store_grouped`` and ``paged_attention``.
         """
@@ -83,12 +83,12 @@ class GroupedQueryKernel:
     def __call__(
         self, hidden: Tensor, delta: Tensor | None, step: StepOfRows, cached: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Compute the residual stream behind attention, and its norm.
+        """Compute the residual stream after attention, and its norm.
 
         Args:
             hidden: float32 ``[T, H]``.
             delta: output of the layer before, not added to it yet, or None.
-            step: of the ``T`` rows.
+            step: step of the ``T`` rows.
             cached: one layer's cache, ``[tokens, width]``; the rows' keys and values are written to it.
 
         Returns:

@@ -48,7 +48,7 @@ def held_bytes(shape: tuple[int, int], form: WeightForm, panel: int = 1) -> int:
 
     Args:
         shape: out and in.
-        form: of the matrix.
+        form: format of the matrix.
         panel: outputs that lie side by side; a matrix has whole panels of them. 16 with AVX2, 64 with
             AVX-512, 1 for an estimate.
     """

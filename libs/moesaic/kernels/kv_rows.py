@@ -32,7 +32,7 @@ def store_grouped(
         qkv: float32 or bfloat16 ``[T, heads + 2 kv_heads, d]``; on a CPU this changes it.
         num_heads: how many of them are queries.
         qk_norm: weights of the RMS norms of queries and keys, ``[heads + kv_heads, d]``, or None.
-        eps: of those norms.
+        eps: epsilon of those norms.
         cos: ``[T, r]``, of the numbers of each head that are rotated, the first.
         sin: ``[T, r]``, the sign in it.
         interleaved: pairs are neighbours, not halves.
@@ -41,7 +41,7 @@ def store_grouped(
             rows of a block lie together head by head, as its attention reads them: ``key_stride``.
         block_size: tokens a block.
         is_wide: the norms are over all queries of a row, and all keys, together; not head by head.
-        clip: bound of queries, keys and values, behind the norms; None: there is none.
+        clip: bound of queries, keys and values, after the norms; None: there is none.
 
     Returns:
         ``[T, heads, d]``, dtype of ``qkv``; on a CPU a part of it.

@@ -31,7 +31,7 @@ def paged_attention(
         queries: float32 or bfloat16 ``[T, heads, key_dim]``.
         cached: one layer's cache, same dtype, ``[tokens, width]``.
         rows: the queries, and the positions that they see.
-        layout: of a cached row.
+        layout: layout of a cached row.
         block_size: tokens a block.
         scale: multiplies the scores.
         window: a row sees its own and the ``window - 1`` positions before it; None: all.

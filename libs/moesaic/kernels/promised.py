@@ -22,7 +22,7 @@ class LayerRung:
     """The way in which the choices of one layer are degraded; see ``moesaic.brownout.split.Layer``.
 
     Attributes:
-        num_experts: of the layer, without united ones.
+        num_experts: experts of the layer, without united ones.
         rung: the way to degrade.
         lost: bool ``[num_experts]``, on the CPU; None: none is.
         homes: int32 ``[num_experts]``, each in ``0..num_experts-1``, on the CPU: the instance that has each
@@ -65,7 +65,7 @@ class PromisedRows:
     """The rows of a batch with what they are promised, and how far that went, layer by layer.
 
     Attributes:
-        levels: at most ``MAX_LEVELS``.
+        levels: promises, at most ``MAX_LEVELS``.
         level_of_row: uint8 ``[T]``, on the CPU.
         degraded: int32 ``[num_layers, T]``, on the device of the choices: those that were degraded so far.
     """

@@ -1,8 +1,9 @@
 """Picks a token of each row of logits: greedily, or by temperature, top-k, top-p and min-p.
 
-Weights of tokens are whole numbers, ``round(2^bits * e^((logit - largest) / temperature))``. Sums of these are exact,
-so that a row's token depends on nothing but its logits, rules and draw: on no order of additions, no row beside it, no
-number of threads. A token that weighs less than ``2^-44`` of the likeliest is not picked.
+Weights of tokens are whole numbers, ``round(2^bits * e^((logit - largest) / temperature))``. Their
+sums are exact, so a row's token depends only on its logits, rules and draw. The order of additions,
+other rows and the number of threads do not matter. A token that weighs less than ``2^-44`` of the
+most likely one is not picked.
 """
 
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ class _Numbers:
     """The rules of all rows as numbers.
 
     Attributes:
-        bits: of a weight, behind the point.
+        bits: fractional bits of a weight.
         sharpness: float64 ``[R]``, the inverse of the temperature; 0: greedy.
         top_k: int64 ``[R]``, in ``1..V``.
         top_p, draws: int64 ``[R]``, in ``2^-53``, rounded down.
@@ -57,14 +58,15 @@ class _Numbers:
 def pick_tokens(logits: Tensor, rules: Sequence[PickRules]) -> list[int]:
     """Pick a token of each row.
 
-    Tokens are in order, the likeliest first, of equals the one of the lowest id. Top-k keeps the first ``k``; of
-    their weights, top-p keeps the shortest beginning that has that share; min-p then keeps those that weigh at least
-    that part of the likeliest. The draw falls among the weights of those kept, which lie side by side in the order of
-    their ids: of a sum ``s`` of weights, the one that has unit ``floor(draw * s)``.
+    Tokens are in order, the most likely first; ties go to the lowest id. Top-k keeps the first
+    ``k``. Of these, top-p keeps the shortest prefix with that share of their weight. Min-p then
+    keeps those that weigh at least that part of the most likely one. The weights of the remaining
+    tokens lie side by side in the order of their ids, with sum ``s``. The draw picks the token that
+    has unit ``floor(draw * s)``.
 
     Args:
         logits: float32 ``[R, V]``; minus infinity is never picked if anything else is there.
-        rules: of each row.
+        rules: rules of each row.
     """
     if not rules:
         return []

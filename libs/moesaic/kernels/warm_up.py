@@ -1,8 +1,8 @@
 """Warm-up: kernels run once before requests come, at the numbers of rows that these will have.
 
 A kernel is compiled at its first launch, which takes seconds, and its code reaches the device then.
-Kernels are not specialised on what differs from step to step beyond tile shapes, and these change at
-powers of two: so powers of two, and the largest step, meet all that is ever compiled.
+Of all that differs from step to step, kernels are specialised only on tile shapes. These change at
+powers of two, so powers of two and the largest step cover all kernels that are ever compiled.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """Compiles the kernels; needs nothing but Python and a C compiler.
 
-``python compile.py`` compiles what this machine needs into the user's cache, where it is looked for;
+``python compile.py`` compiles for this machine, into the user's cache, where it is looked for.
 ``python compile.py DIR`` compiles for every kind of processor, for an image that is built on one
 machine and runs on others.
 """
@@ -20,8 +20,8 @@ class Variant(NamedTuple):
     """One kind of processor.
 
     Attributes:
-        features: that it must have.
-        flags: of the compiler.
+        features: features that it must have.
+        flags: flags of the compiler.
         panel: outputs of a matrix that lie side by side, as ``vector.h`` has it.
     """
 

@@ -1,9 +1,9 @@
 """Memory for weights, which a step reads once: in huge pages where the system has them.
 
 A step of few rows computes next to nothing, so it takes as long as reading does. With pages of 4 KB
-a good part of that is looking up the address of each page. torch puts tensors of less than 2 MB
+a large part of that time goes to looking up page addresses. PyTorch puts tensors of less than 2 MB
 among short-lived ones, where no huge page fits. Here weights lie side by side, and their memory is
-handed out again once nobody uses it.
+reused once it is free.
 """
 
 import ctypes
@@ -139,8 +139,8 @@ huge_pages = HugePages()
 def reusable(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Make a tensor of any content that will not last, of memory that the next one like it gets again.
 
-    torch asks for aligned memory, whose holes the C library of many systems (glibc before 2.38) never fills with as
-    much again: a heap that loads experts grew by half of what they weigh.
+    PyTorch asks for aligned memory. The C library of many systems (glibc before 2.38) never reuses
+    its holes for tensors of the same size. So a heap that loads experts grew by half of their size.
     """
     memory = np.empty(math.prod(shape) * dtype.itemsize, np.uint8)
     return torch.from_numpy(memory).view(dtype).view(torch.Size(shape))

@@ -1,9 +1,9 @@
 """Blocks of cached tokens: their names, the index of the workers that have them, and workers' reports.
 
-Equal names mean equal tokens, from a prompt's start on.
-To find a block by its name is to learn that somebody computed the same text, so nobody may construct
-a name: the hash is cryptographic and keyed, chained over all blocks before. It begins at a root that
-parts models, tenants (by their salt) and quality levels.
+Equal names mean equal tokens, from a prompt's start on. A caller that finds a block by its name
+learns that the same text was computed before. So callers must not be able to construct names: the
+hash is cryptographic and keyed, chained over all earlier blocks. Its root separates models, tenants
+(by their salt) and quality levels.
 
 In the index, two reasons put a worker's bit into a block's bitset, and either keeps it:
 
@@ -30,7 +30,7 @@ def naming_key(block_secret: str, cluster_secret: str = "") -> bytes:
     """Make the key with which equal blocks get equal names everywhere.
 
     Args:
-        block_secret: for this key alone, so that nobody needs another secret to name blocks.
+        block_secret: secret for this key alone; no other secret is needed to name blocks.
         cluster_secret: source of the key otherwise; the key does not give it away.
     """
     return sha256((block_secret or cluster_secret).encode()).digest()
@@ -44,7 +44,7 @@ class BlockHasher:
 
         Args:
             key: a secret of at most 64 bytes.
-            model_digest: parts models.
+            model_digest: separates models.
             block_size: tokens of a block.
         """
         self._key, self._model_digest, self._block_size = key, model_digest, block_size
@@ -220,7 +220,7 @@ class BlockFeed:
         self._sequence: int | None = None  # of the last report; None: a snapshot has to come first
 
     def snapshot(self, sequence: int, hashes: Iterable[bytes], *, first: bool) -> None:
-        """Take one part of all blocks that there are after the change ``sequence``."""
+        """Take one part of all blocks after the change ``sequence``."""
         if first:
             self._index.clear(self._bit)
         self._index.commit(self._bit, hashes)

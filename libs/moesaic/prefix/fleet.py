@@ -4,9 +4,10 @@ Every routed request records what remains of it. Progress, completion, cancellat
 worker all take from that record, so after any sequence of events a worker's load is the sum over its
 requests. The work that other routers gave a worker is known from the worker's own reports.
 
-Workers let so many requests, and tokens of prompts, wait, and turn away what comes beyond. The same rules are asked
-before anything is done for a request (``moesaic.engine.steps.admission`` has them one by one): where the room is taken,
-a request is admitted only if another has to give way to it.
+Workers let so many requests, and tokens of prompts, wait, and turn away what comes beyond. The
+gateway applies the same rules before it does any work for a request (see
+``moesaic.engine.steps.admission``). If the queue is full, a request is admitted only if another has
+to give way to it.
 """
 
 from bisect import bisect_left, insort
@@ -40,7 +41,7 @@ class Crowd:
         self.num_requests = self.num_tokens = 0
 
     def join(self, tenant: str, priority: int, num_tokens: int, count: int = 1) -> None:
-        """Add requests that wait, with so many tokens together."""
+        """Add requests that wait, with the sum of their tokens."""
         self._count((tenant, priority), count, num_tokens)
 
     def leave(self, tenant: str, priority: int, num_tokens: int, count: int = 1) -> None:
@@ -51,7 +52,7 @@ class Crowd:
             del self._requests[kind], self._tokens[kind]
 
     def takes(self, tenant: str, priority: int, wanted: Room, room: Room) -> bool:
-        """Tell if so many more may wait, all of them."""
+        """Return true if all these further requests may wait."""
         kind = tenant, priority
         if not _fits(self._requests, kind, wanted.num_requests, room.num_requests):
             return False
@@ -206,7 +207,7 @@ class ShadowFleet:
     def __init__(self, flops: ModelFlops, block_size: int, max_blocks: int) -> None:
         """
         Args:
-            flops: what the workers' model costs.
+            flops: FLOPs of the workers' model.
             block_size: tokens a block.
             max_blocks: pairs of worker and cached block to remember at most.
         """
@@ -276,7 +277,7 @@ class ShadowFleet:
             caches: false: it promises no blocks; earlier promises count until their requests end.
             slowdown: its steps take so many times as long, at least 1, for transfers that computing
                 does not hide; its work counts so many times.
-            limits: of its queue.
+            limits: limits of its queue.
         """
         worker = self.workers[key]
         worker.limits = limits
@@ -318,7 +319,7 @@ class ShadowFleet:
         return self.flops.span(self.cached_tokens(job, cached_blocks), job.num_tokens)
 
     def progressed(self, job_id: JobId, computed_tokens: int, answered_tokens: int) -> None:
-        """Note a job's progress; a report that is behind an earlier one changes nothing."""
+        """Record a job's progress; an outdated report changes nothing."""
         routed = self.routed.get(job_id)
         if routed is None:
             return

@@ -62,9 +62,9 @@ class ModelFlops:
     ) -> None:
         """
         Args:
-            attention: of each layer.
+            attention: attention of each layer.
             feed_forward_per_token: gates, chosen and shared experts, dense MLPs, of all layers.
-            head: of turning one row into logits.
+            head: FLOPs of turning one row into logits.
         """
         layers = list(attention)
         self.per_token = feed_forward_per_token + sum(layer.per_token for layer in layers)
@@ -75,7 +75,7 @@ class ModelFlops:
             self._per_pair[layer.window] = known + layer.per_pair
 
     def span(self, start: int, end: int) -> int:
-        """Count the FLOPs of the tokens at positions ``start .. end - 1``, behind the KV of those before.
+        """Count the FLOPs of the tokens at positions ``start .. end - 1``, after the KV of those before.
 
         Returns:
             0 if there are no tokens.
@@ -88,7 +88,7 @@ class ModelFlops:
         return cost
 
     def continuation(self, start: int, count: int) -> int:
-        """Count the FLOPs of ``count`` more tokens behind position ``start``, each with its logits."""
+        """Count the FLOPs of ``count`` more tokens after position ``start``, each with its logits."""
         return self.span(start, start + count) + self.head * max(0, count)
 
 
@@ -102,7 +102,7 @@ def saturation_flops(reference_flops: int, slowdown: float = 1.0, *, margin: flo
     """Find the least work that hides a worker's slowest weight transfer (MoE-Prefill Eq. 3).
 
     Args:
-        reference_flops: of a forward pass over the engine's largest step.
+        reference_flops: FLOPs of a forward pass over the engine's largest step.
         slowdown: the slowest layer's time over that of one without transfers; at least 1, as of an
             uncalibrated worker.
         margin: room for jitter.

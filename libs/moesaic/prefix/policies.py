@@ -23,9 +23,10 @@ class PrefixFlops(Policy):
     | a worker has no prompt to compute | the best of such workers |
     | otherwise | nobody yet: it waits for a worker with the prefix |
 
-    With ``consolidate``, ties go to workers that have begun to fill up, the fullest first, while the
-    whole fleet has less to do than would saturate it: a step hides its transfers only from the
-    threshold on. A worker that has been filling for ``max_wait_s`` without a rest has no such right.
+    With ``consolidate``, while the fleet is not saturated, ties go to workers that have begun to
+    fill up, the fullest first. The reason is that a step hides its transfers only from the
+    threshold on. A worker that has been filling for ``max_wait_s`` without a pause has no such
+    right.
     """
 
     holds = True

@@ -1,4 +1,4 @@
-"""The prefix router: requests wait here until a worker should have them. Pure; time is told.
+"""The prefix router: requests wait here until a worker should have them. Pure; callers give the time.
 
 One round goes through the waiting requests, tenants in turn (``moesaic.fairness``) and the urgent and
 the early of each first (MoE-Prefill section 7, algorithm 1). Each goes to a worker that is not
@@ -60,7 +60,7 @@ class _Waiting:
 
 
 class PrefixRouter:
-    """Routes jobs to the workers of its ``fleet``, which is told what happens at them."""
+    """Routes jobs to the workers of its ``fleet``, which callers keep up to date."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class PrefixRouter:
         return decisions
 
     def unroutable(self) -> list[Job]:
-        """List the waiting jobs that may go to no worker that there is."""
+        """List the waiting jobs that may go to no present worker."""
         return [job for job in self.queued if not self.allowed(job)]
 
     def _ordered(self) -> Iterable[_Waiting]:

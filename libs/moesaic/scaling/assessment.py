@@ -24,9 +24,9 @@ class Assessment:
     """Facts about a fleet whose costs may be known.
 
     Attributes:
-        policy: of operators.
-        state: that is assessed.
-        times: of steps; None: not known.
+        policy: policy of operators.
+        state: state to assess.
+        times: times of steps; None: unknown.
         goal: the shape that the fleet has or is on its way to, within bounds.
         lacks_part: some of that cannot be brought now.
         is_settled: the fleet is there.
@@ -81,13 +81,13 @@ class Assessment:
 
     @cached_property
     def is_missed(self) -> bool:
-        """True if targets are missed by the fleet that there is, measured or predicted."""
+        """True if the present fleet misses targets, measured or predicted."""
         return self.measured_missed or (
             self.times is not None and not self.attains(self.state.shape, 1.0)
         )
 
     def attains(self, shape: FleetShape, headroom: float, target: float | None = None) -> bool:
-        """Predict whether a shape meets the objectives, or another attainment."""
+        """Predict if a shape meets the objectives, or another attainment."""
         target = self.target if target is None else target
         if len(self.state.demand) and not self.can_serve(shape):
             return False
@@ -113,7 +113,7 @@ class Assessment:
         return self._forecasts[key]
 
     def can_serve(self, shape: FleetShape) -> bool:
-        """Tell whether no side lacks at all."""
+        """Return true if no side lacks workers."""
         return shape.attention > 0 and (shape.experts > 0 or self.state.bounds.most.experts == 0)
 
     def cheapest(

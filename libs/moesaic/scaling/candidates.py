@@ -48,7 +48,7 @@ def cheapest(
 
     Args:
         policy: has the costs.
-        bounds: of the search.
+        bounds: bounds of the search.
         near: the shape there is.
         judge: costly, and asked for some shapes twice; what it accepts, it accepts with more expert workers.
         guess: quick. A good one saves calls of ``judge``; it also tells where more expert workers do harm after

@@ -73,7 +73,7 @@ class StepTime:
 
     Attributes:
         seconds: from its begin to its end, waiting for expert workers included.
-        attention_s: of it, an attention worker computes.
+        attention_s: part of it in which an attention worker computes.
         experts_s: an expert worker computes, the one that has most to do.
         error_s: one standard error.
     """
@@ -100,7 +100,7 @@ class ServingLimits:
         max_num_seqs: sequences in one step.
         max_num_batched_tokens: rows in one step.
         kv_tokens: tokens that its KV blocks hold.
-        step_target_s: prompts get so many rows that a step takes about as long at most; 0: as many as there are.
+        step_target_s: most seconds of a step, about, which limit the rows of prompts; 0: no limit.
     """
 
     max_num_seqs: int = 64
@@ -130,18 +130,18 @@ class ScalingState:
     """Facts that a decision is made from.
 
     Attributes:
-        now_s: of a clock that never goes back, or that all schedulers share.
+        now_s: time by a monotonic clock, or by one that all schedulers share.
         shape: active workers.
         wish: the last action; None: there was none.
         bounds: shapes that the policy allows and the actuator can bring.
-        demand: of the last seconds.
+        demand: demand of the last seconds.
         objectives: targets.
         attainment: part of the requests that met both since the last action; None if too few ended.
-        ttft_p90_s: measured lately; None without first tokens.
-        tpot_p90_s: measured lately; None without later tokens.
+        ttft_p90_s: recent 90th percentile of TTFT; None without first tokens.
+        tpot_p90_s: recent 90th percentile of TPOT; None without later tokens.
         waiting: requests that have not begun.
-        thresholds: of brownout, prefill and decode: the least of any worker.
-        heard: every active attention worker has reported lately.
+        thresholds: thresholds of brownout, prefill and decode: the least of any worker.
+        heard: every active attention worker has reported recently.
         intended: the shape that the actuator is set to, where no wish tells it; None: not known.
     """
 
@@ -165,14 +165,14 @@ class ScalingChoice:
     """A shape that would be better than the one there is.
 
     Attributes:
-        cause: of the choice.
+        cause: cause of the choice.
         wanted: the shape.
-        allowed: it may be carried out now; else ``held`` says what forbids it.
-        reason: for people.
-        held: for people; empty if allowed.
+        allowed: it may be carried out now; else ``held`` has the reason.
+        reason: reason, for people.
+        held: reason why the action is not allowed, for people; empty if it is.
         bridged: targets are missed until it is there, or brownout keeps them meanwhile.
-        forecast_before: of the shape there is; None where costs are not known.
-        forecast: of the wanted shape.
+        forecast_before: forecast of the present shape; None if costs are unknown.
+        forecast: forecast of the wanted shape.
     """
 
     cause: ScalingCause

@@ -28,14 +28,14 @@ def grows(before: FleetShape, wanted: FleetShape) -> bool | None:
 
 
 class Scaler:
-    """Decides about numbers of workers. It remembers nothing, so any scheduler can go on from the last wish."""
+    """Decides about numbers of workers. It has no state, so any scheduler can continue from the last wish."""
 
     def __init__(self, times: StepTimes | None, limits: ServingLimits = DEFAULT_LIMITS) -> None:
         """Take what is known of the fleet.
 
         Args:
-            times: of steps; None: costs are not known, and workers are only added, one by one.
-            limits: of each attention worker.
+            times: times of steps; None: costs are unknown, and workers are only added, one by one.
+            limits: limits of each attention worker.
         """
         self._times, self._limits = times, limits
 

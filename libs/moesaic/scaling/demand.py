@@ -22,9 +22,9 @@ def recent_demand(
     Clocks of workers differ: what came a little later than now, came now.
 
     Args:
-        arrivals: in any order; those without a known answer get the usual length.
+        arrivals: requests in any order; those with unknown answers get the usual length.
         now_s: end of the window, in seconds since 1970.
-        window_s: its length.
+        window_s: length of the window.
         usual_answer_tokens: tokens of a usual answer.
 
     Raises:
@@ -58,7 +58,7 @@ def recent_demand(
 def covered_spans(
     reports: Iterable[LoadReport], worker_ids: Iterable[str], now_s: float, window_s: float
 ) -> list[tuple[float, float]]:
-    """Find the times of the last ``window_s`` seconds of which every one of these workers has told.
+    """Find the times within the last ``window_s`` seconds that the reports of all these workers cover.
 
     Times of which nothing is known must not count as times without requests.
 

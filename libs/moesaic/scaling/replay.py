@@ -2,7 +2,7 @@
 
 Each request joins the worker with the fewest. The fleet begins as the last arrivals of the window would leave it,
 since one that begins idle would look better than it is while answers are long. The replay is over with the window,
-but for steps under way: requests without a first token count by their wait, generations by the tokens they had.
+except for steps in progress: requests without a first token count by their wait, generations by the tokens they had.
 """
 
 import math
@@ -38,11 +38,11 @@ def forecast(
 
     Args:
         demand: to be replayed.
-        shape: of the fleet.
-        times: of its steps. Steps without prompts are timed at both ends of a run, and grow evenly between.
-        limits: of each attention worker.
+        shape: shape of the fleet.
+        times: times of its steps. Steps without prompts are timed at both ends of a run, and grow evenly between.
+        limits: limits of each attention worker.
         objectives: targets.
-        headroom: arrivals come so many times as dense.
+        headroom: factor on the rate of arrivals.
 
     Returns:
         The forecast, without a cost. Without requests all targets are met.
@@ -63,14 +63,14 @@ def meets(
     objectives: Objectives,
     headroom: float = 1.0,
 ) -> bool:
-    """Tell whether ``forecast`` would attain the objectives; stops once too many requests are late."""
+    """Return true if ``forecast`` would attain the objectives; stops once too many requests are late."""
     return _Replay(demand, shape, times, limits, objectives, headroom).run(objectives.attainment)
 
 
 def warm_up_s(demand: RecentDemand, objectives: Objectives) -> float:
     """Return the length of the part of the window that a replay begins with.
 
-    As long as requests under way live while targets are met: longer ones are more often under way.
+    Mean life of requests in flight while targets are met; longer ones are more often in flight.
     """
     answers = demand.answer_tokens.astype(np.float64)
     if not len(answers):

@@ -22,14 +22,14 @@ class ReplayedRequests:
     """Requests of a replay in the order of their arrival, and what became of them.
 
     Attributes:
-        at_s: of their arrival.
+        at_s: times of their arrival.
         prompt_tokens: to be computed.
-        answer_tokens: at least one.
+        answer_tokens: tokens of their answers, at least one.
         counted_from: earlier ones only keep the fleet busy.
         ttft_limit_s: longer ones are late.
         tpot_limit_s: likewise.
-        ttft_s: of those that have their first token, by request.
-        tpot_s: of those that have ended, and had more than one.
+        ttft_s: TTFT of those that have their first token, by request.
+        tpot_s: TPOT of those that have ended, and had more than one.
         num_late: counted ones that missed a target.
     """
 
@@ -51,7 +51,7 @@ class ReplayedRequests:
             self.num_late += 1
 
     def had_later(self, request: int, num_tokens: int, now_s: float) -> None:
-        """Note that a request has so many later tokens, and gets no more."""
+        """Record that a request has this number of later tokens, and gets no more."""
         ttft_s = self.ttft_s[request]
         self.tpot_s[request] = tpot_s = (now_s - self.at_s[request] - ttft_s) / num_tokens
         late = tpot_s > self.tpot_limit_s and ttft_s <= self.ttft_limit_s  # counts once
@@ -64,8 +64,8 @@ class _Run:
     """Alike steps, one after the other; those with prompts are alone.
 
     Attributes:
-        begin_s: of the first.
-        num_steps: of the run.
+        begin_s: start of the first.
+        num_steps: number of steps of the run.
         first: time of the first.
         last: of the last one that was planned.
         planned_steps: from ``first`` to ``last``: between them, times grow evenly.
@@ -94,13 +94,13 @@ class _Run:
 
 
 class ReplayWorker:
-    """Serves its requests up to the time that it is told.
+    """Serves its requests up to a given time.
 
     Attributes:
         next_s: nothing changes before, unless a request is added.
         num_open: requests that have not ended.
-        attention_s: in which it computed.
-        experts_s: in which an expert worker computed for it.
+        attention_s: seconds in which it computed.
+        experts_s: seconds in which an expert worker computed for it.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class ReplayWorker:
                 return  # what arrives at the same time has a part in it
 
     def close(self, end_s: float) -> None:
-        """Run all steps that begin before ``end_s``, and note what those under way have had."""
+        """Run all steps that begin before ``end_s``, and record the tokens of generations in flight."""
         self.advance(end_s)
         if self._run is not None:
             self._cut(end_s)
@@ -208,7 +208,7 @@ class ReplayWorker:
 
         Args:
             planned: rows that make the step too long.
-            seconds: that it would take.
+            seconds: time that it would take.
         """
         answers, rows = len(self._ends), sum(taken for _, taken in planned)
         alone_s = self._time_of(StepRows(0, answers, self._keys)).seconds

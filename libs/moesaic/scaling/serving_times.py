@@ -45,12 +45,14 @@ class ServingTimes:
             model: with ``attention`` and ``experts``, or else ``step``. Links and ``head`` count where they
                 are known; links between nodes before those inside one.
             num_moe_layers: layers with experts.
-            num_experts: of a layer.
+            num_experts: experts of a layer.
             top_k: experts of a row.
-            row_bytes: of the hidden state of one row; it goes to each expert worker, and a sum comes back.
+            row_bytes: bytes of the hidden state of one row; it goes to each expert worker, and a
+                sum comes back.
             activated: see ``Activated``.
-            measured: shape of the fleet whose whole steps were measured: of it the part ``step`` counts, and steps
-                of other shapes are off from the sum of their parts by as much.
+            measured: shape of the fleet whose whole steps were measured. Its steps take the part
+                ``step``. Steps of other shapes differ from the sum of their parts by as much as its
+                steps do.
 
         Raises:
             InvalidInput: the model lacks parts, or a number makes no sense.
@@ -127,7 +129,7 @@ class ServingTimes:
         )
 
     def _layer_of(self, num_experts: int, rows: float) -> tuple[Estimate, Estimate]:
-        """Predict the exchange of one layer with so many workers, and the experts of the busiest one."""
+        """Predict the exchange of one layer with these workers, and the experts of the busiest one."""
         activated = self._activated(num_experts, rows)
         choices = max(activated, rows * self._top_k / num_experts)
         experts = self._parts["experts"].at((1.0, activated, choices))
@@ -141,8 +143,8 @@ def time_at_station(num_clients: int, service_s: float, elsewhere_s: float) -> f
     """Return the mean seconds that a client is at the one station of a closed network, by mean value analysis.
 
     Args:
-        num_clients: that go round.
-        service_s: of one client, exponential.
+        num_clients: number of clients in the cycle.
+        service_s: mean service time of one client, exponentially distributed.
         elsewhere_s: from its end there to its next arrival, of any distribution.
     """
     queue, there_s = 0.0, service_s

@@ -23,8 +23,8 @@ class SteadyState:
     def token_s(self, shape: FleetShape) -> float:
         """Return the mean time between tokens; of an overloaded fleet, longer the more it is overloaded.
 
-        As many generations are under way as arrive while one lives (Little), and steps take as long as they make
-        them: the least number for which both hold is found from below.
+        By Little's law, as many generations are in flight as arrive while one lasts. The time of
+        steps depends on that number. The least number for which both hold is found from below.
         """
         if shape not in self._known:
             self._known[shape] = self._solve(shape)
@@ -44,7 +44,7 @@ class SteadyState:
         return seconds
 
     def _step_s(self, batch: float, shape: FleetShape) -> float:
-        """Time a step of so many answers, and the rows of prompts that keep up with them."""
+        """Return the time of a step with these answers, and the rows of prompts that keep up with them."""
         room = max(0.0, self._limits.max_num_batched_tokens - batch)
         prompts = min(room, batch * self._prompt / self._answer)
         keys, prompt_keys = batch * (self._prompt + self._answer / 2), prompts * self._prompt / 2

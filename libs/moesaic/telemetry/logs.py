@@ -49,7 +49,7 @@ class _Lines:
 class _LibraryHandler(logging.Handler):
     """Handler that writes the ``logging`` records of libraries as events.
 
-    What strangers send makes libraries complain. So a place in their code has its say once in a while,
+    Input of strangers makes libraries log a lot. So each place in their code logs once in a while,
     with the number of records that were left out since.
     """
 

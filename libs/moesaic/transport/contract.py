@@ -103,11 +103,11 @@ class Network(Protocol):
 
     @property
     def linking(self) -> bool:
-        """True while handshakes are under way; whoever computes on the same event loop leaves them time."""
+        """True while handshakes are in progress; work on the same event loop should leave them time."""
         ...
 
     async def linked(self) -> None:
-        """Wait until no handshake is under way."""
+        """Wait until no handshake is in progress."""
         ...
 
     @property

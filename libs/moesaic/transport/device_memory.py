@@ -30,7 +30,7 @@ class DeviceMemory:
     """Takes memory of one device for tensors that arrive.
 
     Attributes:
-        device: its.
+        device: device of the memory.
     """
 
     def __init__(self, device: torch.device) -> None:

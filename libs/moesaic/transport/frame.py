@@ -1,15 +1,18 @@
 """The one message of the tensor plane: a fixed header, then the tensors, then an opaque body.
 
-Layout (little-endian, 128 bytes): magic 4s, version u16, header_len u16, kind u8, number of tensors u8,
-flags u16, layer i32, threshold f32, took_ns u32, request_id 16s, epoch u64, seq u64, nbytes u64,
-digest u64, four times (dtype u32, rows u32, cols u32), checksum u64. The payload holds each tensor
-row-major, padded with zeros to 64 bytes, then the body. The checksum is xxh3-64 of the payload,
-seeded with xxh3-64 of the header before it: it finds damage, not forgery.
+Layout of the header, 128 bytes, little-endian::
+
+    magic 4s, version u16, header_len u16, kind u8, number of tensors u8, flags u16, layer i32,
+    threshold f32, took_ns u32, request_id 16s, epoch u64, seq u64, nbytes u64, digest u64,
+    four times (dtype u32, rows u32, cols u32), checksum u64
+
+The payload holds each tensor row-major, padded with zeros to 64 bytes, then the body. The checksum is
+xxh3-64 of the payload, seeded with xxh3-64 of the header before it: it finds damage, not forgery.
 
 The first tensors of a frame may be parcels: they are not in the payload but travel apart, from device
-memory to device memory. Bit 8 of the dtype marks them, and bits 12 to 31 number them. No checksum
-of ours covers their bytes, for they never come to the host. Networks and buses have checksums of their
-own, mapped memory has none.
+memory to device memory. Bit 8 of the dtype marks them, and bits 12 to 31 number them. No checksum of ours
+covers their bytes, for they never come to the host. Networks and buses have checksums of their own, mapped
+memory has none.
 """
 
 import struct
@@ -86,7 +89,7 @@ class Frame:
     ``body``.
 
     Attributes:
-        parcels: so many of the first tensors travel apart, where the link can; they are contiguous.
+        parcels: number of first tensors that travel apart, if the link can; they are contiguous.
         first_parcel: the number of the first of them on its connection.
         settled: the device has computed them already, so nobody waits for it before they are sent.
     """

@@ -10,10 +10,10 @@ PROBE_S = 5.0  # longest wait for one ping
 
 
 async def measure_round_trip(link: Link, num_small: int, num_large: int) -> tuple[float, float]:
-    """Ping one by one; the fastest of each size counts, for whatever else goes on makes it only longer.
+    """Ping one by one; the fastest of each size counts, since other load only adds time.
 
     Args:
-        link: that is measured.
+        link: link to measure.
         num_small: pings without payload.
         num_large: pings with payload.
 

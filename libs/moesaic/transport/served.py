@@ -22,7 +22,7 @@ class ServedLink:
     """Serves one authenticated peer until either side ends the connection.
 
     Attributes:
-        peer: its worker id, proved by the handshake.
+        peer: worker id of the peer, proved by the handshake.
     """
 
     def __init__(

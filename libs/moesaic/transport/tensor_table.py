@@ -62,7 +62,7 @@ def parcels_of(entries: list[TableEntry]) -> tuple[int, int]:
     """Count the parcels among the tensors.
 
     Returns:
-        How many there are, and the number of the first.
+        Their number, and the index of the first.
 
     Raises:
         FrameError: another tensor is before one of them, or they are not numbered in a row.
@@ -83,7 +83,7 @@ def read_tensors(
     """Find tensors in a message from byte ``start`` on; they share its memory.
 
     Returns:
-        The tensors, and the byte behind them.
+        The tensors, and the offset of the byte after them.
 
     Raises:
         FrameError: the message is too short.

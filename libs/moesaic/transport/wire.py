@@ -41,7 +41,7 @@ class Parcels(Protocol):
     """Carries the tensors of one connection that travel apart from their frames, both ways.
 
     Attributes:
-        memory: that they arrive in.
+        memory: memory that they arrive in.
     """
 
     memory: DeviceMemory
@@ -89,7 +89,7 @@ class Wire(Protocol):
         ...
 
     def close(self) -> None:
-        """Abort messages under way, both ways; calling it again changes nothing."""
+        """Abort messages in flight, both ways; calling it again changes nothing."""
         ...
 
 

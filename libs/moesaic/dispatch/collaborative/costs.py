@@ -53,7 +53,7 @@ class PeerCosts:
         self._rows_squared = self._product = 0.0
 
     def probed(self, rtt_s: float, bytes_per_s: float) -> None:
-        """Learn from pings. A smaller round trip counts more: whatever else goes on makes it only longer."""
+        """Learn from pings. A smaller round trip counts more, since other load only adds time."""
         known = self.profile
         if self.probes:
             weighs = 0.5 if rtt_s < known.rtt_s else PROBE_WEIGHS
@@ -65,7 +65,7 @@ class PeerCosts:
     def exchanged(self, rows: int, row_bytes: int, seconds: float) -> None:
         """Learn from an exchange of ``rows`` that took ``seconds``.
 
-        What it took beyond the transfer is a line over its rows, fitted with older exchanges counting less.
+        The time beyond the transfer is fitted by a line over the rows; older exchanges count less.
         """
         known = self.profile
         beyond_s = max(0.0, seconds - known.transfer_s(rows * row_bytes))

@@ -1,9 +1,10 @@
 """``collaborative``: local experts here, rows of others to whichever source is cheapest now (DanceMoE section III-A).
 
-The gate runs here. Rows that want experts of other sites are sent first, one message for each site and layer,
-and travel while the experts in slots here compute. If a site does not answer, its rows go to another holder,
-then to the files of this machine; then, where the request allows it, rows do without; then the step fails with
-an error that says which experts were missing, and is tried again.
+The gate runs here. Rows that want experts of other sites are sent first, one message for each site
+and layer, and travel while the experts in slots here compute. If a site does not answer, its rows
+go to another holder, then to the files of this machine. Otherwise their choices are dropped, if the
+request allows that. Else the step fails with an error that names the missing experts, and is
+retried.
 """
 
 import asyncio
@@ -56,7 +57,7 @@ class SiteParts:
 
     Attributes:
         epochs: placements that are prepared or in force here.
-        gates: by decoder layer.
+        gates: gates by decoder layer.
         peers: the other sites.
         files: experts on this machine's disk; None: they cannot be read while serving.
         rung_of: describes how a layer is degraded.
@@ -95,9 +96,9 @@ class CollaborativeDispatcher:
     ) -> None:
         """
         Args:
-            parts: of this process.
-            config: of the model.
-            dtype: of rows.
+            parts: parts of this process.
+            config: configuration of the model.
+            dtype: dtype of rows.
             wire: form in which rows and sums travel, unless ``deterministic``.
             deterministic: sums have the bits of ``local``, wherever experts are.
         """
@@ -235,7 +236,7 @@ class CollaborativeDispatcher:
         """Choose who computes experts that are in no slot.
 
         Args:
-            view: of the step.
+            view: view of the step.
             layer: the decoder layer.
             wanted: choices of each expert.
             failed: sources that are out of the question.

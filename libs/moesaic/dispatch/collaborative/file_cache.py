@@ -74,7 +74,7 @@ class FileCache:
     async def get(self, layer: int, experts: Sequence[int]) -> list[LoadedExpert]:
         """Have some experts of a layer, by weights id; those that are missing are read.
 
-        What does not stay in memory lives as long as the caller holds it.
+        Experts that are not cached live as long as the caller holds them.
 
         Raises:
             CheckpointError: one cannot be read.
@@ -98,7 +98,7 @@ class FileCache:
             self._held.pop(key, None)
 
     def resize(self, capacity: int) -> None:
-        """Keep at most so many experts from now on, those that are wanted most."""
+        """Keep at most this number of experts from now on, the most wanted."""
         self.capacity = capacity
         while len(self._held) > capacity:
             del self._held[self._least()]

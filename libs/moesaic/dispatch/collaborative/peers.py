@@ -37,12 +37,12 @@ class PeerAsk:
     """Rows for one peer.
 
     Attributes:
-        peer: its index in the placement.
+        peer: index of the peer in the placement.
         rows: ``[t, H]``, as they travel.
         weights: float32 ``[t, k]``.
         ids: int32 ``[t, k]``, -1 for choices that are not its.
-        row_bytes: of a row and its sum together.
-        unsummed: the result of each choice is wanted by itself.
+        row_bytes: bytes of a row and its sum together.
+        unsummed: results of choices are returned one by one.
     """
 
     peer: int
@@ -88,7 +88,7 @@ class Peers:
             self._links.keep(self._current, list(self._pinned))
 
     def linked_to(self, view: SiteView) -> frozenset[int]:
-        """Indices of the peers that have a link, whether or not they answered lately."""
+        """Indices of the peers that have a link, even if they did not answer recently."""
         return frozenset(
             idx for idx, endpoint in view.peers.items() if self._links.get(endpoint) is not None
         )

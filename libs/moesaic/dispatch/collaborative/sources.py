@@ -50,7 +50,7 @@ def choose_sources(
         holders: peers that hold each of them, by their index; may be missing or empty.
         peers: costs of the peers that can be reached now.
         files: costs of the files here; None: they cannot be used.
-        row_bytes: of a row and its sum together, on a link.
+        row_bytes: bytes of a row and its sum together, on a link.
 
     Returns:
         Experts by source, ascending: a peer's index, or ``FILES``. Experts without any source are left out.

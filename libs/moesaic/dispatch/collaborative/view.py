@@ -25,8 +25,8 @@ class SiteView:
     Attributes:
         epoch: 0 without a placement.
         table: the slots here.
-        slot_of: by layer the slot of each expert here, int32 ``[E]``; -1: it is elsewhere.
-        holders: by layer and expert, indices of the other workers that hold it.
+        slot_of: slot of each expert here, by layer, int32 ``[E]``; -1: it is elsewhere.
+        holders: indices of the other workers that hold an expert, by layer and expert.
         peers: the other workers, by index.
         rung: how choices may be degraded.
         num_own: experts of a layer that the model itself has.

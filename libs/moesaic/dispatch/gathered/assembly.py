@@ -60,12 +60,12 @@ async def assemble(
     Args:
         plan: the place of each expert.
         files: reads experts in the form that they are computed in.
-        gates: by decoder layer.
+        gates: gates by decoder layer.
         run_on_mover: awaits a coroutine on the event loop that transfers are to run on.
-        model_digest: of the checkpoint.
-        directory: for the file of an offloaded share.
-        network: of that event loop, to peers; ``None`` if there are none.
-        timeout_s: for one pull.
+        model_digest: digest of the checkpoint.
+        directory: directory for the file of an offloaded share.
+        network: network of that event loop, to peers; ``None`` if there are none.
+        timeout_s: time limit of one pull.
         budget_bytes: memory for routed experts, those that are planned included; 0: no limit.
 
     Raises:

@@ -18,7 +18,7 @@ class Calibration:
     def slowdown(self) -> float:
         """The slowest gathered layer's time, computed and transferred at once, over the first's.
 
-        At least 1. A saturated step is so many times the reference (MoE-Prefill Eq. 3).
+        At least 1. A saturated step is this many times the reference (MoE-Prefill Eq. 3).
         """
         gathered = zip(self.compute_s[1:], self.transfer_s, strict=True)
         slowest = max((max(times) for times in gathered), default=0.0)
@@ -36,8 +36,8 @@ def rows_to_hide(transfer_s: float, layer: PartCost) -> float | None:
     """Rows at which a layer computes for as long as its transfer takes.
 
     Args:
-        transfer_s: of the transfer.
-        layer: its cost, of its own and by the row.
+        transfer_s: seconds of the transfer.
+        layer: cost of the layer, constant and by the row.
 
     Returns:
         ``None`` if more rows do not take longer.

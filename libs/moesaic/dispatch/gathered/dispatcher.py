@@ -24,11 +24,11 @@ from moesaic.models.layers.gate import Gate
 
 @dataclass(frozen=True)
 class _Experts:
-    """All experts as one step finds them, with the united ones of its rung behind them.
+    """All experts as one step finds them, then the united ones of its rung.
 
     Attributes:
-        resident: of the first layer.
-        tables: of the others, for each buffer of the ring.
+        resident: experts of the first layer.
+        tables: experts of the other layers, for each buffer of the ring.
         loaded: the rung; None: there is none.
     """
 
@@ -61,11 +61,11 @@ class GatheredDispatcher:
         """
         Args:
             plan: the place of each expert.
-            layout: of one expert.
-            gates: by decoder layer.
+            layout: layout of one expert.
+            gates: gates by decoder layer.
             resident: the first layer's experts, uint8 ``[E, nbytes]``.
-            held: of each gathered layer, the experts that stay in memory, uint8 ``[n, nbytes]``.
-            memory: of each buffer of the ring, uint8 ``[len(plan.gathered), nbytes]``.
+            held: experts of each gathered layer that stay in memory, uint8 ``[n, nbytes]``.
+            memory: memory of each buffer of the ring, uint8 ``[len(plan.gathered), nbytes]``.
             start: begins to fill a buffer; returns at once.
             rungs: loads united experts, which stay in memory.
         """
@@ -97,7 +97,7 @@ class GatheredDispatcher:
         self.wait_s: tuple[float, ...] = ()
 
     def adopt(self, loaded: LoadedRung | None) -> None:
-        """See ``Degrading.adopt``; a step under way keeps its own."""
+        """See ``Degrading.adopt``; a step in progress keeps its own."""
         own = self._own
         tables = tuple(with_united(table, loaded) for table in own.tables)
         self._experts = _Experts(with_united(own.resident, loaded), tables, loaded)

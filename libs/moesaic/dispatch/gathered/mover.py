@@ -43,7 +43,7 @@ class Mover:
         """
         Args:
             plan: the experts that are gathered.
-            memory: of each buffer of the ring, uint8 ``[len(plan.gathered), nbytes]``.
+            memory: memory of each buffer of the ring, uint8 ``[len(plan.gathered), nbytes]``.
             files: the last source, if no worker has a share.
             shard: the own share, asked for only if it is offloaded.
             executor: one thread, which reads files.
@@ -58,11 +58,11 @@ class Mover:
         self.transfer_s: dict[int, float] = {}  # by layer, of its last fill
 
     def start(self, fill: Fill) -> None:
-        """Begin ``fill``, behind those before it; from any thread."""
+        """Begin ``fill`` after earlier ones; from any thread."""
         self._loop.call_soon_threadsafe(self._begin, fill)
 
     async def close(self) -> None:
-        """Let go of peers, and fail the fills that are under way."""
+        """Close links to peers, and fail the fills in progress."""
         for task in self._fills:
             task.cancel()
         await asyncio.gather(*self._fills, return_exceptions=True)

@@ -88,8 +88,8 @@ class GatherPlan:
     def message_bytes(self) -> int:
         """Bytes of pulls on their way.
 
-        These are messages that come, messages that go with the buffer that a file is read into for
-        them, and shared memory: a peer on the same host writes into that of its receiver.
+        They are incoming messages, outgoing messages with their file buffer, and shared memory. A
+        peer on the same host writes into the receiver's shared memory.
         """
         peers = self.share.count - 1
         if not peers:
@@ -122,9 +122,9 @@ def plan_gather(
 
     Args:
         layers: decoder layers that have experts, ascending; one at least.
-        num_experts: of each.
-        expert_bytes: of each.
-        share: of this worker.
+        num_experts: experts of each layer.
+        expert_bytes: bytes of one expert.
+        share: share of this worker.
         offload: keep that share in a file.
         window: layers gathered ahead, at least 1.
         budget_bytes: memory that routed experts may take; 0: no limit.

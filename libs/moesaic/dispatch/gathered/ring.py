@@ -45,8 +45,8 @@ class Ring:
     ) -> None:
         """
         Args:
-            layers: in the order in which steps compute them; at least one.
-            num_buffers: layers that there is memory for, at least one and at most all.
+            layers: layers in the order in which steps compute them; at least one.
+            num_buffers: number of layers that fit into memory, at least one and at most all.
             start: begins to fill; returns at once.
         """
         assert 1 <= num_buffers <= len(layers)

@@ -38,7 +38,7 @@ class AskedBatch:
         wire: the form in which they travel, and sums come back.
         promised: the promises to them; None: none is.
         routing: weights float32 ``[T, k]`` and ids int32 ``[T, k]`` of their experts; None: workers gate them.
-        unsummed: the result of each of a row's experts is to come by itself.
+        unsummed: results of a row's experts are returned one by one.
         parcels: rows and sums travel between the memories of devices.
     """
 

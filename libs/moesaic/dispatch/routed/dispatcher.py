@@ -77,14 +77,14 @@ class RoutedDispatcher:
         """Use ``network`` for tensors.
 
         Args:
-            network: of this engine thread.
-            gates: by decoder layer; asked only if expert workers disagree, or ``deterministic``.
+            network: network of this engine thread.
+            gates: gates by decoder layer; used only if expert workers disagree, or ``deterministic``.
             timeout_s: longest wait for one layer's replies to a batch of up to 512 rows.
             scheduling: how expert workers choose among replicas.
             deterministic: sums have the bits of ``local``, wherever experts are; see ``unsummed``.
             wire: form in which rows and sums travel, unless ``deterministic``.
             rung_of: describes how a layer is degraded, for ``deterministic``; None: steps have no rung.
-            node: that this side is on.
+            node: node that this side is on.
         """
         self._network, self._gates, self._rung_of = network, gates, rung_of
         self._deterministic, self._wire = deterministic, wire
@@ -157,7 +157,7 @@ class RoutedDispatcher:
         await self._routes.reachable()
 
     async def link_peers(self, after_s: float) -> None:
-        """Let handshakes that are under way go on, for a part of the time ``after_s`` since the last such pause.
+        """Let handshakes in progress continue, for a part of the time ``after_s`` since the last such pause.
 
         Steps leave the event loop a turn each, and a handshake takes some twenty.
         """
@@ -169,7 +169,7 @@ class RoutedDispatcher:
     def goes_directly(self, route: Route, layers: Iterable[int], *, promised: bool = False) -> bool:
         """True if all rows of these layers go from here to the workers, which send sums back.
 
-        Rows with promises do. Whatever goes so is counted.
+        Rows with promises do. They are counted.
         """
         if self._deterministic:
             return False
@@ -271,7 +271,7 @@ class RoutedDispatcher:
     async def _one_by_one(
         self, step: RoutedStep, layer: int, hidden_states: Tensor, promised: PromisedRows | None
     ) -> Tensor:
-        """The bits of ``local``: the result of each of a row's experts comes here by itself."""
+        """The same bits as ``local``: results of a row's experts come here one by one."""
         topk_weights, topk_ids = self._gates[layer](hidden_states)
         if promised is not None:
             assert step.route.rung is not None  # or nobody would have promised anything
@@ -311,7 +311,7 @@ class RoutedDispatcher:
         return replies
 
     def failure(self, step: Step, layer: int, link: Link, cause: MoesaicError) -> MoesaicError:
-        """Take note of an exchange that failed on ``link``.
+        """Record an exchange that failed on ``link``.
 
         Returns:
             The error of the step.

@@ -1,7 +1,7 @@
 """Exchanges of plain batches in C: the same sums as ``RoutedDispatcher`` makes of replies.
 
-One C function sends the rows to all workers of a layer, another waits and adds up. Whatever is not a
-plain reply comes back to Python as a message, and the dispatcher settles the exchange as its own.
+One C function sends the rows to all workers of a layer, another waits and adds up. Replies of other
+kinds come back to Python as messages, and the dispatcher settles the exchange as its own.
 """
 
 import asyncio
@@ -177,7 +177,7 @@ class NativeAsking:
         )
 
     def note(self, apart: ApartArgs) -> None:
-        """Go on after the exchanges of a step."""
+        """Continue after the exchanges of a step."""
         self._seq = int(apart.seq)
 
     def unsettled(
@@ -268,7 +268,7 @@ class _Unsettled:
 
 
 class SentBatch:
-    """One batch under way. Finish it before the next turn to use its links, or drop it."""
+    """One batch in flight. Finish it before the next turn to use its links, or drop it."""
 
     def __init__(
         self,

@@ -24,18 +24,18 @@ class DispatchNotes:
         self._refused = "", 0  # the last peer that did not know an epoch, and that epoch
 
     def failure(self, step: Step, layer: int, peer: str, cause: MoesaicError) -> None:
-        """Tell of an exchange that failed."""
+        """Log an exchange that failed."""
         log.warning(
             "expert_worker.failed", peer=peer, layer=layer, epoch=step.epoch, cause=str(cause)
         )
 
     def divergence(self, step: Step, layer: int, digests: Sequence[int]) -> None:
-        """Tell of workers that decided differently; ``digests`` are of their decisions."""
+        """Log workers that decided differently; ``digests`` are those of their decisions."""
         DIVERGENCES.inc()
         log.warning("gate.diverged", layer=layer, epoch=step.epoch, digests=list(map(hex, digests)))
 
     def refusal(self, peer: str, epoch: int, cause: StaleEpoch) -> None:
-        """Tell of a refused step, once: without Redis, steps may go on asking for a retired epoch."""
+        """Log a refused step, once: without Redis, steps may continue to ask for a retired epoch."""
         if self._refused != (peer, epoch):
             self._refused = peer, epoch
             log.warning("step.refused", peer=peer, epoch=epoch, cause=str(cause))

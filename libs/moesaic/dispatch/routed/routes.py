@@ -34,7 +34,7 @@ class Routes:
         """Dial over ``network``.
 
         Args:
-            network: of the engine thread.
+            network: network of the engine thread.
             scheduling: how expert workers choose among replicas.
             stands_in: united experts may serve for those that nobody holds.
         """

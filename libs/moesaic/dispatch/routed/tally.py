@@ -23,10 +23,10 @@ class RouteTally(WaitTally):
         """Count one exchange that ends now.
 
         Args:
-            route: that its rows go.
-            layer: of them.
-            nbytes: of the rows; the sums that come back have as many.
-            started: by ``time.perf_counter``.
+            route: route of its rows.
+            layer: layer of the rows.
+            nbytes: bytes of the rows; the returned sums have as many.
+            started: start, by ``time.perf_counter``.
             slowest_s: seconds that the slowest worker computed; 0 if workers do not tell.
         """
         seconds = time.perf_counter() - started

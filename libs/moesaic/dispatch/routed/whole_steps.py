@@ -65,8 +65,8 @@ class RoutedSteps:
         """Compute the parts of a step side by side.
 
         Returns:
-            float32 ``[R, vocab]``; ``None``: the step has to be computed layer by layer. What has been
-            computed of it so far changes nothing.
+            float32 ``[R, vocab]``; ``None``: the step has to be computed layer by layer. Its
+            partial results have changed nothing.
 
         Raises:
             ExpertUnavailable: see ``Dispatcher.dispatch``.

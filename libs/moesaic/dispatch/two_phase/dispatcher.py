@@ -1,8 +1,9 @@
 """Rows to the experts and sums back, directly or in two phases (JANUS section 3.2).
 
-One of a node's attention workers, the first by worker id that can be reached, is the *lead*. It brings
-the node's rows together in rounds (``rounds``, ``joining``) and sends each as one batch (``sending``), if there are
-many (``way``). Whatever goes wrong in two phases is asked again directly: the layer is late, never wrong.
+One of a node's attention workers, the first by worker id that can be reached, is the *lead*. It
+brings the node's rows together in rounds (``rounds``, ``joining``) and sends each as one batch
+(``sending``), if there are many (``way``). Rows that fail in two phases are sent again directly:
+the layer is late, never wrong.
 """
 
 import asyncio
@@ -45,10 +46,10 @@ class TwoPhaseDispatcher:
     Lives on the engine thread's event loop.
 
     Attributes:
-        steps: of this worker, with what its lead has advised.
+        steps: steps of this worker, with the advice of its lead.
         waits: the workers that come together in rounds, where this worker is the lead.
-        pings: of links to other nodes, where this worker is the lead.
-        trips: what those of rows to the lead take, where another one is.
+        pings: pings of links to other nodes, if this worker is the lead.
+        trips: times of trips of rows to the lead, if that is another worker.
     """
 
     def __init__(
@@ -64,9 +65,9 @@ class TwoPhaseDispatcher:
         """Dispatch over ``network``.
 
         Args:
-            network: of this engine thread.
-            worker_id: of this attention worker.
-            node: that it is on.
+            network: network of this engine thread.
+            worker_id: id of this attention worker.
+            node: node that it is on.
             mode: see ``way_of``.
             timeout_s: longest wait for the sums of up to 512 rows; in proportion for more.
             route_of: the route of an epoch, if that epoch is in use.
@@ -214,7 +215,7 @@ class TwoPhaseDispatcher:
             self._rounds.pass_by(self._worker_id)
 
     def _are_few(self, route: Route, layer: int) -> bool:
-        """Count the rows with which steps of this node have begun lately, in this round or not."""
+        """Count the rows of steps that began recently on this node, in this round or not."""
         rows = self._recent.rows(asyncio.get_running_loop().time())
         return self._way(self._nodes_of(route, layer), rows) == "direct"
 

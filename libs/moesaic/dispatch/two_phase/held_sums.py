@@ -31,13 +31,13 @@ class HeldSums:
         """Compute a reply, and keep it, or why there is none, until it is collected.
 
         Args:
-            ticket: by which it is collected.
+            ticket: ticket for its collection.
             keep_s: time after which nobody comes for it any more.
             compute: gives the reply.
 
         Raises:
             Overloaded: too many wait to be collected.
-            Exception: what ``compute`` raises.
+            Exception: the error of ``compute``.
         """
         held = self._of(ticket, keep_s)
         try:

@@ -36,7 +36,7 @@ class TripTimes:
         self._usual_s: dict[int, float] = {}  # by size
 
     def usual_s(self, rows: int) -> float | None:
-        """Seconds that trips of so many rows took lately; ``None`` before the first one."""
+        """Recent seconds of trips of this number of rows; ``None`` before the first one."""
         return self._usual_s.get(rows.bit_length())
 
     def patience_s(self, rows: int, *, first: bool) -> float:
@@ -55,7 +55,7 @@ class Joining:
     """Joins rows to those of the node's lead. Lives on the engine's event loop.
 
     Attributes:
-        trips: what they take.
+        trips: times of the trips.
     """
 
     def __init__(self, network: Network, worker_id: str) -> None:

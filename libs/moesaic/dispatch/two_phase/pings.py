@@ -49,7 +49,7 @@ async def measure_link(link: Link) -> LinkTimes:
 
 
 def best(found: Iterable[LinkTimes]) -> LinkTimes:
-    """Take the least of each, of measurements of one link: whatever else machines do makes them only longer."""
+    """Take the least of each, of measurements of one link, since other load only adds time."""
     return LinkTimes(*map(min, zip(*found, strict=True)))
 
 

@@ -50,8 +50,8 @@ class ExpertRelay:
         """Relay to colleagues over ``network``.
 
         Args:
-            worker_id: of this worker.
-            network: that requests arrive on.
+            worker_id: id of this worker.
+            network: network that requests arrive on.
             compute: this worker's share of a request: ``ExpertHost.answer``.
             placement_of: the placement of an epoch, if this worker knows it.
         """
@@ -70,7 +70,7 @@ class ExpertRelay:
             InvalidInput: it names workers that are not of this node.
             StaleEpoch: the epoch is not known here.
             ExpertUnavailable: colleagues chose differently, or a sum to be collected is not there.
-            MoesaicError: whatever a colleague answered.
+            MoesaicError: the error that a colleague answered.
         """
         order = order_of(request)
         if order is None:

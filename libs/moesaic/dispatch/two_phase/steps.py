@@ -54,13 +54,13 @@ class Steps:
 
 
 class RecentRows:
-    """Rows with which workers of this node have begun steps lately, as far as this one knows."""
+    """Rows of steps that workers of this node began recently, as far as this one knows."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, float]] = {}  # by worker: rows, when
 
     def note(self, worker_id: str, rows: int, now_s: float) -> None:
-        """Note that a worker has begun a step with so many rows."""
+        """Record that a worker has begun a step with this number of rows."""
         self._seen[worker_id] = rows, now_s
 
     def rows(self, now_s: float) -> int:

@@ -34,8 +34,8 @@ def way_of(mode: Mode, nodes: Nodes, rows: int, *, has_neighbours: bool) -> Way:
     Args:
         mode: the way that the operator wants; ``auto``: ``relay`` for many rows, else ``direct``.
         nodes: expert workers that serve the layer.
-        rows: of all attention workers of this node.
-        has_neighbours: whether this node has other attention workers.
+        rows: rows of all attention workers of this node.
+        has_neighbours: true if this node has other attention workers.
     """
     shares = has_neighbours or any(len(workers) > 1 for workers in nodes.others)
     if not nodes.others or not shares:

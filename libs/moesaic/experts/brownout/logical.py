@@ -43,7 +43,7 @@ class LogicalExperts:
     def digests(self) -> dict[int, str]:
         """Digests of the united experts that were distilled, by way. Of files that are damaged, none.
 
-        What is wrong with a file is said when it is needed.
+        Faults of a file are reported when it is needed.
         """
         try:
             return {way: file.digest for way, file in self._files.items()}

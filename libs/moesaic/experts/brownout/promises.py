@@ -1,7 +1,8 @@
 """Promises to the rows of a request, as the body of its frame.
 
-Little-endian: the number of levels, int32; of each level its threshold in parts of 10,000 and its phase, int32
-each; and, if there are several levels, the level of each row, uint8. The header has the lowest threshold.
+Little-endian: the number of levels, int32, then threshold (in parts of 10,000) and phase of each
+level, int32 each. If there are several levels, the level of each row follows, uint8. The header has
+the lowest threshold.
 """
 
 import struct

@@ -32,10 +32,10 @@ class PlacementLoader:
     ) -> None:
         """
         Args:
-            epochs: of this worker.
+            epochs: epochs of this worker.
             files: the checkpoint's experts.
-            model_digest: of that checkpoint.
-            worker_id: of this worker.
+            model_digest: digest of that checkpoint.
+            worker_id: id of this worker.
             slots_per_layer: most slots that a placement may use here.
             max_expert_bytes: memory for experts of all epochs together; 0: no limit.
             kept: experts of preparations that came to nothing.
@@ -50,12 +50,12 @@ class PlacementLoader:
     ) -> LoadResult:
         """Load the experts that ``placement`` puts here. Repeating it changes nothing.
 
-        What was loaded before an error is kept for a while: the next preparation loads the rest.
+        Experts loaded before an error are kept for a while: the next preparation loads the rest.
 
         Args:
             placement: it may be committed next.
             bring: loads an expert; by default from the checkpoint, without rest.
-            num_threads: that load; None: as many as compute.
+            num_threads: number of threads that load; None: as many as compute.
 
         Raises:
             InvalidInput: it is for another checkpoint, names more slots than there are, or leaves

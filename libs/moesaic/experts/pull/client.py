@@ -45,11 +45,11 @@ class PullClient:
     ) -> None:
         """
         Args:
-            network: of the link.
+            network: network of the link.
             link: to the peer.
             contents: the bytes that are meant, see ``frames.contents_digest``.
-            row_bytes: of one packed expert.
-            timeout_s: for one message.
+            row_bytes: bytes of one packed expert.
+            timeout_s: time limit of one message.
         """
         self.link, self.usable = link, True
         self._network, self._contents, self._timeout_s = network, contents, timeout_s

@@ -129,7 +129,7 @@ def _digests_beside(path: Path) -> Path:
 
 
 def _keep_digests(path: Path, pieces: Tensor, whole: str) -> None:
-    """Write the digests of a file's pieces, int64, and behind them the whole file's, in hex."""
+    """Write the digests of a file's pieces, int64, and then the whole file's, in hex."""
     new = path.with_suffix(".new")
     new.write_bytes(pieces.numpy().tobytes() + whole.encode())
     os.replace(new, path)

@@ -34,7 +34,7 @@ class ExpertOrder:
 
     @property
     def num_blocks(self) -> int:
-        """Number of blocks that there is room for."""
+        """Number of blocks with room."""
         return self.slot_of_block.shape[0]
 
 

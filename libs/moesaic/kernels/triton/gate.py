@@ -154,7 +154,7 @@ def select_experts(
         correction: float32 ``[E]``, added to scores where experts are chosen, not to weights; None: nothing is.
         num_groups: groups of equal size into which experts fall, in order.
         topk_group: a token's experts come from this many groups, the best.
-        group_best: the best so many experts of a group, 1 or 2, together make its score.
+        group_best: number of best experts of a group, 1 or 2, that make its score.
         sigmoid: scores are sigmoids of logits; False: their softmax.
         normalise: divide the chosen weights of a row by their sum.
         epsilon: added to that sum.

@@ -10,7 +10,7 @@ HOPPER_BYTES = 232448  # of a block, at most, as the driver tells
 
 @cache
 def is_roomy() -> bool:
-    """Tell whether a block has as much shared memory as on a Hopper GPU; without a GPU kernels are compiled for one."""
+    """Return true if a block has as much shared memory as on a Hopper GPU; also true without a GPU."""
     if not torch.cuda.is_available():
         return True
     facts = driver.active.utils.get_device_properties(torch.cuda.current_device())

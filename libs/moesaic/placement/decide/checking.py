@@ -1,6 +1,6 @@
 """Rules that every placement must keep, checked before it is prepared.
 
-This shares no code with what makes placements: a solver's mistake must not be checked by itself.
+This module shares no code with solvers: a solver must not check its own mistakes.
 """
 
 from collections import Counter
@@ -22,8 +22,8 @@ def violations(
     """Find the rules that ``target`` breaks.
 
     - Every expert of every layer has a replica.
-    - No worker holds an expert twice, or has more slots than it registered, united experts aside: in a layer,
-      or over all layers together.
+    - No worker holds an expert twice. Without united experts, no worker has more slots than it
+      registered, per layer or over all layers.
     - All workers live and have the model.
     - The experts that a worker holds before and after fit into its memory at the same time.
 
@@ -31,10 +31,11 @@ def violations(
         target: the placement, with any epoch.
         records: the workers there are.
         current: the placement in force, whose experts stay until ``target`` has replaced it.
-        is_stage: others follow ``target``; it may lack experts that no live worker has under ``current``.
+        is_stage: other stages follow; ``target`` may lack experts that no live worker has under
+            ``current``.
 
     Returns:
-        A sentence for people about each; empty if ``target`` may be put in force.
+        A sentence for people about each broken rule; empty if ``target`` may be put in force.
     """
     by_key = {record.incarnation: record for record in records}
     found = _shape(target)

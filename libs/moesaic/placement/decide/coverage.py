@@ -27,7 +27,7 @@ def missing_experts(placement: Placement, live: Set[tuple[str, int]]) -> dict[in
 
 
 def unserved_experts(placement: Placement, live: Set[tuple[str, int]]) -> dict[int, list[int]]:
-    """Find the model's experts for which no live worker has anything: neither them nor united ones that stand in.
+    """Find the model's experts that no live worker can serve, neither exactly nor by a united expert.
 
     Args:
         placement: the committed placement.

@@ -12,7 +12,7 @@ class Damping:
     """Counts how often each worker came back or failed, and holds it back twice as long every time.
 
     The first time costs nothing: processes are restarted, files are busy. Times are seconds of any
-    one clock that never goes back.
+    monotonic clock.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class Damping:
         self._seen_s: dict[str, float] = {}
 
     def note(self, records: Iterable[WorkerRecord], now_s: float) -> None:
-        """Take note of the workers there are."""
+        """Record the workers that exist."""
         for record in records:
             worker_id, known = record.worker_id, self._generation.get(record.worker_id)
             self._seen_s[worker_id] = now_s

@@ -15,14 +15,14 @@ def fitting(
     records: Sequence[WorkerRecord],
     current: Placement | None,
 ) -> Placement:
-    """Keep ``wanted``, or, if it breaks a rule, ``base`` with as many layers of it as break none.
+    """Keep ``wanted``, or, if it breaks a rule, ``base`` with as many of its layers as break none.
 
-    Mostly it is memory that lacks the room while old experts stay.
+    The usual reason is memory: old experts still take their room.
 
     Args:
-        base: breaks no rule; of the same workers and layers as ``wanted``.
+        base: a placement that breaks no rule, of the same workers and layers as ``wanted``.
         wanted: the placement to come near to.
-        records: the workers there are.
+        records: records of the workers.
         current: the placement in force.
     """
     if not violations(wanted, records, current):

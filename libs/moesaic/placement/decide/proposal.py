@@ -1,4 +1,4 @@
-"""Proposals for the workers there are: a placement if another one is due, or what is missing for one."""
+"""Proposals for a fleet: a placement if one is due, or the reason why there can be none."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence, Set
@@ -18,7 +18,7 @@ LITTLE_ROOM = "edge agents: room for"  # they serve nevertheless, with experts f
 
 @dataclass(frozen=True)
 class Proposal:
-    """A placement that the fleet calls for, without united experts; without one there is nothing to do but wait."""
+    """A placement that the fleet calls for, without united experts; without one, the scheduler only waits."""
 
     placement: Placement | None = None  # its epoch is 0; one is chosen when it is committed
     urgent: bool = False  # experts are missing or a worker leaves: do not let newcomers settle
@@ -28,17 +28,17 @@ class Proposal:
 
 
 def propose(current: Placement | None, records: Iterable[WorkerRecord]) -> Proposal:
-    """Compare the committed placement with the workers there are.
+    """Compare the committed placement with the fleet.
 
-    A placement is due when the workers that can take one are not those that are placed, or lack an
-    expert, or cannot keep all that they have:
+    A placement is due when the placed workers are not those that can take one, or lack an expert, or
+    cannot keep all their experts:
 
     =====================================  ==========================================================
-    what happened                          what is proposed
+    Event                                  Proposal
     =====================================  ==========================================================
     the first workers came                 all experts, dealt evenly
-    a worker came or went                  workers keep their slots; only what is lacking moves
-    a worker restarted                     it gets back what it held
+    a worker came or went                  workers keep their slots; only missing experts move
+    a worker restarted                     it gets back its experts
     a worker drains                        a placement without it, unless its slots are needed
     a worker is on standby                 nothing for it, and none names it
     an edge agent has less memory now      it keeps as many experts as it has slots for
@@ -48,7 +48,7 @@ def propose(current: Placement | None, records: Iterable[WorkerRecord]) -> Propo
 
     Args:
         current: the committed placement.
-        records: the workers there are; attention workers say which model is asked for.
+        records: records of the workers; attention workers name the requested model.
     """
     records = list(records)
     experts = [record for record in records if record.holds_experts]
@@ -91,15 +91,15 @@ def obsolete(
     records: Iterable[WorkerRecord],
     target: Placement | None = None,
 ) -> str:
-    """Find out whether a placement that is being prepared is still worth waiting for.
+    """Find out if a placement that is being prepared is still worth waiting for.
 
     It is not once one of its workers has gone, or drains and is not needed.
 
     Args:
-        planned: what is being prepared.
+        planned: the placement that is being prepared.
         current: the placement in force.
-        records: the workers there are now.
-        target: the placement that it is a stage towards; workers that this lacks may drain.
+        records: records of the workers now.
+        target: the last stage that ``planned`` leads to; workers that it leaves out may drain.
 
     Returns:
         The reason not to wait, for people; empty if there is none.

@@ -1,7 +1,7 @@
-"""Stages: a migration in steps, for workers without memory for all that they hold before and after it.
+"""Stages: a migration in steps, for workers whose memory cannot hold old and new experts together.
 
 Experts of the placement in force stay in memory until the next one is in force. A stage therefore loads
-what there is room for, and drops what others hold by then, which makes room for the next stage.
+the experts that fit. It drops experts that other workers hold by then, which makes room for the next stage.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,26 +24,25 @@ def stages(
     """Split a migration so that no worker ever has more experts in memory than it can.
 
     In every stage each expert has a holder, if it had one before. No worker loads again what it dropped.
-    Experts whose arrival frees a worker that lacks room come first, then those of most ``value``. Where full
-    workers wait for each other, experts take a temporary place on workers that have room.
+    Experts whose arrival frees a full worker come first, then those of most ``value``. If full workers wait
+    for each other, experts take a temporary place on workers that have room.
 
     Args:
         current: the placement in force.
         target: the placement to reach, of the same model, layers and rung. Workers that restarted since
-            ``current`` hold nothing. Workers that it lacks are taken to live until the last stage; they
-            load nothing.
+            ``current`` hold nothing. Workers that it leaves out live until the last stage, and load nothing.
         capacity: experts that a worker can have in memory at once, over all layers, by worker id.
-        value: of a copy of an expert, such as its demand: ``[N, L, E]``, by worker of ``target``.
+        value: value of a copy of an expert, such as its demand: ``[N, L, E]``, by worker of ``target``.
 
     Returns:
-        At least one placement, each with ``target``'s epoch, the last equal to it. A layer may have more
-        experts on a worker for a while than before and after; slots are ascending but in the last.
+        At least one placement, each with ``target``'s epoch, the last equal to it. A worker may for a while
+        have more experts of a layer than before and after. Slots are ascending except in the last.
 
     Raises:
         InvalidInput: the placements are of different models, ``target`` lacks an expert, a worker's
             capacity is not known, or ``value`` has another shape.
-        PlacementInfeasible: a worker has less capacity than its experts of one of the placements need, or
-            all workers are full and wait for each other.
+        PlacementInfeasible: a worker lacks the capacity for one of the placements, or all workers are full
+            and wait for each other.
     """
     kind = ("model_digest", "num_experts", "layers", "rung", "num_united")
     if any(getattr(current, name) != getattr(target, name) for name in kind):

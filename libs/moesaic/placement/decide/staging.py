@@ -8,9 +8,9 @@ Load = tuple[int, int]  # worker and expert
 
 
 class Staging:
-    """Sets of experts on their way from what workers hold to what they shall hold.
+    """Sets of experts during a migration, from those that workers hold to those that they shall hold.
 
-    Experts are numbered through all layers. One is settled where a worker that shall have it does.
+    Experts are numbered through all layers. An expert is settled once a worker that shall have it does.
     """
 
     def __init__(
@@ -25,10 +25,10 @@ class Staging:
 
         Args:
             held: experts of each worker, which fit.
-            goal: the same in the end; every expert is in one of them.
+            goal: experts of each worker in the end; every expert is in one of them.
             capacity: experts that a worker can have at once; None if it loads nothing.
-            num_staying: workers that may load; they come first.
-            worth: ``[num_staying, experts]``, what to load first.
+            num_staying: number of workers that may load; they come first.
+            worth: ``[num_staying, experts]``; experts of most worth are loaded first.
         """
         self._held = [set(experts) for experts in held]
         self._goal, self._capacity, self._num_staying = goal, capacity, num_staying
@@ -47,7 +47,7 @@ class Staging:
             eager: load further copies of settled experts before all are settled.
 
         Returns:
-            What each worker holds after each step, the goal last; None in a deadlock.
+            Experts of each worker after each step, the goal last; None in a deadlock.
         """
         found: list[list[set[int]]] = []
         while self._held != self._goal:
@@ -115,7 +115,7 @@ class Staging:
         return chosen
 
     def _drop(self, eager: bool) -> bool:
-        """Drop what workers shall not have and others hold; tell whether anything was."""
+        """Drop experts that workers shall not have and others hold; return true if any was dropped."""
         dropped = False
         strays = {e for n, held in enumerate(self._held) for e in held - self._goal[n]}
         for expert in sorted(strays):

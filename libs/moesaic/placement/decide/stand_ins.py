@@ -1,8 +1,8 @@
-"""United experts in a placement: behind each worker's own slots, apart from what they stand in for.
+"""United experts in a placement: behind each worker's own slots, apart from the experts of their group.
 
-Policies place a model's own experts; united ones are added to the outcome. So that one worker's end leaves a
-stand-in for each of its experts, every expert with a single holder has its united one on another worker, if
-there is another.
+Policies place a model's own experts; united ones are added to the result. If a worker dies, each of its
+experts should keep a stand-in. So every expert with a single holder has its united expert on another
+worker, if there is another.
 """
 
 from msgspec.structs import replace
@@ -25,10 +25,10 @@ def own_part(placement: Placement) -> Placement:
 
 
 def with_rung(placement: Placement, rung: Rung) -> Placement:
-    """Have the choices of a placement degraded by ``rung``, with its united experts in slots of their own.
+    """Let ``rung`` degrade the choices of a placement, with its united experts in slots of their own.
 
-    Each takes the workers that have fewest of them in the layer, ties to the first; one worker, or two where its
-    experts have single holders on several.
+    Each united expert takes the workers that have fewest of them in the layer; ties go to the first. It takes
+    one worker, or two if its experts have single holders on several.
     """
     own = own_part(placement)
     if rung.instead != "united":

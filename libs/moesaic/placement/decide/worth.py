@@ -15,15 +15,15 @@ from moesaic.placement.traffic.statistics import Floats
 
 @dataclass(frozen=True)
 class MigrationVerdict:
-    """Predicted changes by a migration, and whether it pays.
+    """Predicted changes by a migration, and the decision.
 
     Attributes:
         cost_before_s: request time that remote rows cost in one interval if nothing moves.
         cost_after_s: the same under the new placement.
         migration_s: request time that the transfer costs.
-        gain_s: what is saved: ``cost_before_s - cost_after_s - migration_s``.
-        transfer_s: how long it takes: the use of the busiest link, and the time between stages.
-        pays: whether to migrate.
+        gain_s: saving: ``cost_before_s - cost_after_s - migration_s``.
+        transfer_s: duration: the use of the busiest link, and the time between stages.
+        pays: true if the migration should be done.
         reason: a sentence for people.
         local_share_before, local_share_after: part of all rows whose expert is at their origin; 1 if no
             rows are expected.
@@ -118,10 +118,10 @@ class MigrationCase:
                 raise InvalidInput(name, f"must be {wanted}, got {getattr(self, name)}")
 
     def verdict(self, current: Placement, target: Placement) -> MigrationVerdict:
-        """Decide whether to replace ``current`` by ``target``.
+        """Decide if ``target`` should replace ``current``.
 
         Args:
-            current: the placement in force. What workers held that restarted since does not count.
+            current: the placement in force. Workers that restarted since then hold nothing.
             target: the placement to migrate to; its layers are those of the demand, in order.
 
         Raises:

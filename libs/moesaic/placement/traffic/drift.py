@@ -1,7 +1,7 @@
-"""Drift: has the routing of one origin changed, or is it the noise that there always is?
+"""Drift: has the routing of one origin changed, or is it noise?
 
 The paper's own run needed two migrations after a shift, for it planned on old and new data mixed (DanceMoE
-§IV-B, Fig. 7). Who is told of a shift can drop the old data.
+§IV-B, Fig. 7). A planner that knows of the shift can drop the old data.
 """
 
 from typing import Any
@@ -19,12 +19,12 @@ MAX_OLDER = 256  # units that ones still older count for; with few, slow changes
 
 
 class DriftTest:
-    """Compares what an origin routes now with what it routed before, and with its own noise.
+    """Compares the routing of an origin with its earlier routing, and with its own noise.
 
-    Windows are gathered to units of enough rows; the distance of two spans of units is the total variation
-    of their experts' mean parts, in the mean over layers. The rows of one prompt are alike, so that no
-    formula tells the noise. It is measured instead: as the distances of all spans before, each from the rest.
-    A change of rate is no drift: it only makes units of more or fewer windows.
+    Windows are gathered to units of enough rows. The distance of two spans of units is the total variation
+    of their experts' mean parts, in the mean over layers. Rows of one prompt are alike, so no formula gives
+    the noise. It is measured as the distance of each earlier span from the rest. A change of rate is no
+    drift: it only makes units of more or fewer windows.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class DriftTest:
 
         Args:
             tokens: ``[L, E]``, rows that chose the expert.
-            rows: of the window.
+            rows: rows of the window.
 
         Returns:
             The units in which a shift showed, one of ``SPANS``; 0: none did. After a shift begin a new test.
@@ -73,8 +73,8 @@ class DriftTest:
 def _noise(recent: Floats, before: Floats) -> float:
     """The distance up to which two spans may be of the same routing.
 
-    Twice the largest that was there before, and four standard deviations. If the recent units differ more
-    from each other than those before did, as with fewer prompts in each, it grows in proportion.
+    Twice the largest earlier distance, and four standard deviations. It grows in proportion if the recent
+    units differ more from each other than earlier ones did, as with fewer prompts in each.
 
     Args:
         recent: ``[span, L, E]``.

@@ -23,15 +23,15 @@ def tokens_of(window: ActivationWindow, num_experts: int, layers: Sequence[int])
     """Counts of a window as one array.
 
     Args:
-        window: of any origin.
-        num_experts: of each layer, E.
+        window: a window of any origin.
+        num_experts: experts of each layer, E.
         layers: the decoder layers that have experts, in order.
 
     Returns:
         float64 ``[L, E]``: rows that chose the expert; 0 in a layer without traffic.
 
     Raises:
-        InvalidInput: the window cannot be true, or has other layers.
+        InvalidInput: the window is inconsistent, or has other layers.
     """
     require_plausible(window, num_experts)
     at = {layer: idx for idx, layer in enumerate(layers)}
@@ -82,9 +82,9 @@ class OriginTraffic:
         """Start with no origin.
 
         Args:
-            num_experts: of each layer, E.
+            num_experts: experts of each layer, E.
             layers: the decoder layers that have experts, in order.
-            half_life_s: after so many seconds rows count half.
+            half_life_s: age in seconds at which rows count half.
 
         Raises:
             InvalidInput: ``half_life_s`` is not positive.
@@ -105,17 +105,17 @@ class OriginTraffic:
         return frozenset(self._origins)
 
     def add(self, window: ActivationWindow, now_s: float) -> bool:
-        """Take in the window of the origin ``window.worker_id``.
+        """Add the window of the origin ``window.worker_id``.
 
         Args:
-            window: what its requests routed since its last one.
-            now_s: when it came, in seconds of a clock that never goes back.
+            window: choices of its requests since its last window.
+            now_s: time of arrival, by a monotonic clock.
 
         Returns:
-            Whether it shows a shift.
+            True if it shows a shift.
 
         Raises:
-            InvalidInput: the window cannot be true, or has other layers; then nothing changes.
+            InvalidInput: the window is inconsistent, or has other layers; then nothing changes.
         """
         origin = window.worker_id
         tokens = tokens_of(window, self._num_experts, self._layers)
@@ -176,7 +176,7 @@ class OriginTraffic:
         return rates
 
     def rows(self, origins: Sequence[str], now_s: float) -> Floats:
-        """Rows that the demand of some origins rests on, float64 ``[N]``; older ones count less."""
+        """Weighted rows behind the demand of some origins, float64 ``[N]``; older ones count less."""
         known = [self._origins.get(origin) for origin in origins]
         return np.array(
             [seen.rows * self._keep(now_s - seen.at_s) if seen else 0.0 for seen in known]
@@ -195,7 +195,7 @@ class OriginTraffic:
         }
 
     def forget(self, origin: str) -> None:
-        """Drop all that is known of an origin; without effect if that is nothing."""
+        """Drop all data of an origin; unknown origins are ignored."""
         for known in (self._origins, self._tests, self._settling, self.shifts):
             known.pop(origin, None)
 

@@ -96,9 +96,9 @@ class _Layer:
 class ActivationRecorder:
     """Counts the choices of every dispatch batch; one thread at a time may call it.
 
-    Noting a batch copies its ids; they are counted when there are many, or at the end of the
-    window. Memory is bounded: for each layer a table of pairs (4 bytes times E squared, at most a
-    megabyte; none above 512 experts), the ids that wait, and 32 sampled batches.
+    Noting a batch copies its ids. They are counted when there are many, or at the end of the window.
+    Memory is bounded by the ids that wait, 32 sampled batches, and a table of pairs for each layer. The
+    table takes 4 bytes times E squared, at most a megabyte; there is none above 512 experts.
     """
 
     def __init__(self, num_experts: int) -> None:
@@ -137,7 +137,7 @@ class ActivationRecorder:
         This is quick: the batches are counted later, by ``Taken.window``.
 
         Args:
-            window_s: how long the window was.
+            window_s: length of the window.
         """
         layers, self._layers = self._layers, {}
         return Taken(self._num_experts, layers, window_s)
@@ -154,7 +154,7 @@ class Taken:
     def window(
         self, *, worker_id: str, generation: int, model_digest: str, epoch: int
     ) -> ActivationWindow:
-        """Count them, and make a message of it. For one call only."""
+        """Count the batches, and make a message of them. May be called once only."""
         for counted in self.layers.values():
             counted.count()
         return ActivationWindow(

@@ -1,7 +1,7 @@
 """Statistics of the traffic, layer by layer, from which placements are made.
 
-Counts are floats, for they are weighed by age: ``decayed`` lowers all of them alike, so that ratios
-stay and old traffic fades.
+Counts are floats, weighted by age. ``decayed`` lowers all of them alike: ratios stay, and old traffic
+fades.
 """
 
 from collections.abc import Iterable, Mapping
@@ -82,7 +82,9 @@ class LayerTraffic:
         )
 
     def plus(self, other: "LayerTraffic") -> "LayerTraffic":
-        """Add ``other``'s counts; of the sampled batches the latest are kept, which are its own."""
+        """Add ``other``'s counts. Its sampled batches are the latest; only so many of the latest are
+        kept.
+        """
         return LayerTraffic(
             self.tokens + other.tokens,
             self.active_batches + other.active_batches,
@@ -114,7 +116,7 @@ class Statistics:
         """Add one window.
 
         Raises:
-            InvalidInput: it cannot be true; see ``require_plausible``.
+            InvalidInput: the window is inconsistent; see ``require_plausible``.
         """
         require_plausible(window, self.num_experts)
         layers = dict(self.layers)
@@ -186,7 +188,7 @@ def _sampled_of(seen: LayerActivations, num_experts: int) -> NDArray[np.uint16]:
 
 
 def as_sampled(counts: NDArray[Any]) -> NDArray[np.uint16]:
-    """Rows of experts as samples keep them: more than 65,535 count as so many."""
+    """Rows of experts as samples keep them, 65,535 at most."""
     sampled: NDArray[np.uint16] = np.minimum(counts, np.iinfo(np.uint16).max).astype(np.uint16)
     return sampled
 

@@ -1,13 +1,13 @@
 """Traces of routing: the experts that every row of every step chose, and nothing else.
 
-A trace file is, in this order:
+A trace file has three parts, in this order:
 
-* 8 bytes ``MOETRACE``, then version (u16) and length of the header (u32), little-endian;
-* the header, JSON: model digest, experts, top-k, decoder layers, names of the parts, numbers of steps
-  and rows;
-* one xz stream (with its own checksum) of: the steps' parts (u16), rows (u32) and decode rows (u32);
-  then their ids, one byte each up to 256 experts, else two: for each layer, for each place in the
-  top-k, all rows of all steps.
+* 8 bytes ``MOETRACE``, then version (u16) and length of the header (u32), little-endian.
+* The header, JSON: model digest, experts, top-k, decoder layers, names of the parts, numbers of steps
+  and rows.
+* One xz stream with its own checksum. It has the parts (u16), rows (u32) and decode rows (u32) of all
+  steps, then the ids. An id takes one byte up to 256 experts, else two. Ids are ordered by layer, then
+  by place in the top-k, then by step and row.
 
 Everything is checked against the header before memory is taken for it.
 """
@@ -220,7 +220,7 @@ def _read_header(data: bytes) -> tuple[_Header, bytes]:
 
 
 def _require_size(header: _Header) -> int:
-    """Count the bytes of the steps, unpacked, and refuse too many."""
+    """Count the bytes of the uncompressed steps, and refuse too many."""
     per_row = len(header.layers) * header.top_k * _id_type(header.num_experts).itemsize
     size = header.steps * _PER_STEP.itemsize + header.rows * per_row
     if size > MAX_BYTES:

@@ -97,7 +97,7 @@ class Channel:
         return found
 
     def put_back(self, message: Message) -> None:
-        """Keep a message again; whoever awaits it finds it."""
+        """Keep a message again, for the coroutine that awaits it."""
         start = ctypes.c_char.from_buffer(message)
         lib().channel_hold(channel=self.c, message=ctypes.addressof(start), size=len(message))
 
@@ -158,7 +158,7 @@ class RingChannel(Channel):
         )
 
     def close(self) -> None:
-        """See ``Channel.close``. The memory is given back now, whoever still holds this object."""
+        """See ``Channel.close``. The memory is given back now, even if this object lives on."""
         super().close()
         with suppress(OSError):
             self._memory.madvise(mmap.MADV_REMOVE)

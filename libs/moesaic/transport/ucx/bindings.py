@@ -45,7 +45,7 @@ ctypes.pythonapi.Py_IncRef(ctypes.py_object(_abandoned))
 
 @dataclass(slots=True)
 class _Transfer:
-    """A transfer under way: UCX uses ``memory`` until ``request`` is completed."""
+    """A transfer in progress: UCX uses ``memory`` until ``request`` is completed."""
 
     request: Any
     memory: Any  # a message, or the memory of a tensor
@@ -73,7 +73,7 @@ class UcxWorker:
             on_stuck: called once when the peer of a closed connection does not take its messages.
                 Where death is not reported UCX can neither cancel them nor sleep: replace and retire
                 the worker.
-            channels: of this event loop, if C functions shall send and receive.
+            channels: channels of this event loop, if C functions shall send and receive.
             memory: for parcels, if there shall be any. Then Python sends and receives, as on machines
                 without C functions: these know no parcels, and each process has a GPU to wait for.
 
@@ -337,7 +337,7 @@ class UcxEndpoint:
         self._worker.track(request, memory, self._sent)
 
     def close(self) -> None:
-        """Abort messages under way, both ways; calling it again changes nothing."""
+        """Abort messages in flight, both ways; calling it again changes nothing."""
         if not self._open:
             return
         self._detach(drop=True)

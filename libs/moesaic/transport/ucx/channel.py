@@ -16,7 +16,7 @@ class UcxPlane:
         """Let C functions progress a UCX worker.
 
         Args:
-            worker: its handle.
+            worker: handle of the UCX worker.
             descriptor: becomes readable when it has something to do.
             max_bytes: a longer message breaks its channel.
 
@@ -59,7 +59,7 @@ class UcxChannel(Channel):
         return True
 
     def close(self) -> None:
-        """See ``Channel.close``; whatever else comes for it is dropped."""
+        """See ``Channel.close``; further messages for it are dropped."""
         super().close()
         lib().channel_unlink(channel=self.c)
 

@@ -80,19 +80,19 @@ class UcxNetwork:
         """Open the transports; call it on the event loop that will own the network.
 
         Args:
-            worker_id: this process's, for its peers.
-            role: of this process, such as "expert".
+            worker_id: this process's name for its peers.
+            role: role of this process, such as "expert".
             secret: the cluster secret.
-            limits: the largest frames to believe.
-            transports: "tcp", "shm" (both by UCX), "ring" or "socket" alone, or "auto": rings in shared
-                memory between processes of one host; between hosts UCX with RDMA devices that
-                ``UCX_NET_DEVICES`` names or on a private network, else the authenticated connection.
-            own_address: of this machine; tensors use no other network than the one it is on.
-                ``None``: loopback.
-            private: nobody else is on that network, so UCX may use TCP on it.
-            device: whose memory parcels come from and arrive in, with peers that have one as well;
-                ``None``: all tensors travel within frames.
-            weights: of this worker; peers with others are refused. ``None``: of any.
+            limits: the largest frames to accept.
+            transports: "tcp", "shm" (both by UCX), "ring" or "socket" alone, or "auto". With
+                "auto", processes of one host use rings in shared memory. Hosts use UCX with RDMA
+                devices that ``UCX_NET_DEVICES`` names or on a private network, else the
+                authenticated connection.
+            own_address: address of this machine; tensors use only its network. ``None``: loopback.
+            private: that network is private, so UCX may use TCP on it.
+            device: device whose memory parcels come from and arrive in, with peers that have one
+                too; ``None``: all tensors travel within frames.
+            weights: weights of this worker; peers with others are refused. ``None``: any.
 
         Raises:
             InvalidInput: this machine does not offer the transports, or has no such address.

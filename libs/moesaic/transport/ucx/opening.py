@@ -53,12 +53,12 @@ async def open_network(
     """Open a network for the length of the block.
 
     Args:
-        settings: with the worker id, and with an address of this machine for tensors.
-        role: of the worker.
-        digest: of its configuration and weights.
+        settings: settings with the worker id, and an address of this machine for tensors.
+        role: role of the worker.
+        digest: digest of its configuration and weights.
         limits: the largest frames to believe.
         run: awaits a coroutine on the event loop that the network shall live on.
-        device: that tensors are on. From a GPU they travel as parcels, where the peer can take them.
+        device: device of tensors. From a GPU they travel as parcels, if the peer can take them.
             On a CPU that would only cost: C functions exchange frames there, and know no parcels.
 
     Raises:

@@ -1,8 +1,8 @@
 """Tensors that travel apart from their frames: each is one UCX message, from device memory to device memory.
 
-A frame names its parcels by number, and the tag of each is made of the connection's and this number.
-So it does not matter in which order frames and parcels come, how many are under way, or whether the
-frame of a parcel was ever taken: no parcel is taken for another. Frames have tags without ``PARCEL``.
+A frame names its parcels by number, and the tag of each is made of the connection's and this
+number. So no parcel is taken for another. The order of frames and parcels and their number in
+flight do not matter, nor does a frame that is never read. Frames have tags without ``PARCEL``.
 
 A parcel is received when it has been seen to come, never before. So UCX holds memory of this side only
 while bytes are moving into it, and a connection that ends leaves nothing to be cancelled.
@@ -74,7 +74,7 @@ class UcxParcels:
     """The parcels of one connection; see ``parcels.Parcels``.
 
     Attributes:
-        memory: that they arrive in.
+        memory: memory that they arrive in.
     """
 
     def __init__(

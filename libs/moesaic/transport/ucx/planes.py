@@ -71,13 +71,13 @@ def planes_of(
     With a ``device`` there is one for parcels. With transports "auto" it is the network's, within a host
     too: CUDA's transports are none of shared memory's, and a death has to be reported.
 
-    Each plane has a UCX worker of its own: UCX uses shared memory only for endpoints that need no
-    report of a peer's death, and without one a broken network connection would be fatal.
+    Each plane has a UCX worker of its own. UCX uses shared memory only for endpoints that do not
+    report a peer's death. On a network, a broken connection would be fatal without such a report.
 
     Args:
         transports: see ``UcxNetwork``.
         between: UCX's options between hosts; ``None``: it is used within this host only.
-        device: of tensors that travel as parcels.
+        device: device of tensors that travel as parcels.
         rings: there are rings in shared memory, which need no UCX.
 
     Returns:
