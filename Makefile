@@ -195,7 +195,7 @@ proto: .venv/installed-dev
 reference: .venv/installed-dev
 	@PYTHONPATH=libs:. $(BIN)/python docs/reference/generate.py
 
-# The page of paths: suites are started and recorded, some minutes. ARGS=--page writes the last record anew.
+# The page of paths: suites are started and recorded, some minutes. make reference renders the last record.
 paths: .venv/installed-dev
 	@PYTHONPATH=libs:. $(BIN)/python -m docs.inside.paths $(ARGS)
 

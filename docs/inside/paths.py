@@ -353,7 +353,8 @@ def page_of(paths: Mapping[str, Sequence[Met]]) -> str:
             "Made by `make paths` from a recorded run; do not edit. It lists the files and functions that five paths "
             "meet in Python, in order of first call. Functions that the same process also calls while nothing happens "
             "are left out: heartbeats, leases, and the loops round them. The last three paths leave out the functions "
-            "that any chat meets, too. The text beside a file is the first sentence of its docstring."
+            "that any chat meets, too. The text beside a file is the first sentence of its docstring. "
+            "[`paths.json`](paths.json) has the names of the functions."
         ),
         "",
         "| path | files | functions |",
@@ -369,7 +370,6 @@ def page_of(paths: Mapping[str, Sequence[Met]]) -> str:
         counted = f"{len(met)} files, {num_functions(met)} functions."
         lines += ["", f"## {told.title}", "", *_wrapped(told.text), "", counted, ""]
         lines += _folded("Files", _table(met)) if len(met) > SHOWN_ROWS else _table(met)
-        lines += ["", *_folded("Functions, by file", _functions(met))]
     return "\n".join(lines) + "\n"
 
 
@@ -393,16 +393,6 @@ def _table(met: Sequence[Met]) -> list[str]:
         lines.append(
             f"| {link} | {', '.join(each.roles)} | {_sentence(ROOT / each.file)} | {each.count} |"
         )
-    return lines
-
-
-def _functions(met: Sequence[Met]) -> list[str]:
-    lines = []
-    for each in met:
-        names = ", ".join(f"`{name}()`" for name in each.functions)
-        more = each.count - len(each.functions)
-        text = f"- `{each.file}`: {names}" + (f" and {more} more" if more else "")
-        lines += _wrapped(text, 150)
     return lines
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from docs.inside import paths
 from docs.reference.checkpoint_fields import fields_page
 from docs.reference.request_fields import request_fields_page
 from docs.reference.schema_keywords import schema_keywords_page
@@ -126,6 +127,7 @@ def main() -> None:
     (HERE / "checkpoint-fields.md").write_text(fields_page(), encoding="utf-8")
     (HERE / "request-fields.md").write_text(request_fields_page(MADE), encoding="utf-8")
     (HERE / "schema-keywords.md").write_text(schema_keywords_page(MADE), encoding="utf-8")
+    paths.PAGE.write_text(paths.page_of(paths.read_record()), encoding="utf-8")
 
 
 if __name__ == "__main__":

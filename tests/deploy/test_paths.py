@@ -48,7 +48,7 @@ def qualified_names(file: Path) -> Iterator[str]:
 def test_the_page_is_made_from_the_record_and_todays_docstrings() -> None:
     record = read_record()
     assert list(record) == list(PATHS)
-    assert PAGE.read_text(encoding="utf-8") == page_of(record), "run make paths ARGS=--page"
+    assert PAGE.read_text(encoding="utf-8") == page_of(record), "run make reference"
 
 
 def test_all_functions_of_the_record_are_in_their_files() -> None:

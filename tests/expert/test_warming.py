@@ -16,8 +16,9 @@ class Host:
     def __init__(self, status: ServiceStatus, error: Exception | None = None) -> None:
         self._status, self._error = status, error
         self.asked: list[list[str]] = []
+        self.warm_up = self
 
-    async def warm_up(self) -> None:
+    async def run(self) -> None:
         self.asked.append(list(self._status.waiting_for))
         if self._error:
             raise self._error

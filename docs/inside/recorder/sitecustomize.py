@@ -15,6 +15,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 ROOT = str(Path(__file__).resolve().parents[3]) + "/"
+SOURCES = (f"{ROOT}libs/", f"{ROOT}services/")
 
 
 def record(directory: Path) -> None:
@@ -35,7 +36,7 @@ def record(directory: Path) -> None:
             return
         codes.add(code)
         file = os.path.realpath(code.co_filename)
-        if file.startswith(ROOT) and not file.startswith(f"{ROOT}docs/"):
+        if file.startswith(SOURCES):
             name = code.co_qualname.replace(".<locals>", "")
             calls.write(f"{number}\t{time.monotonic_ns()}\t{file[len(ROOT) :]}\t{name}\n")
 
