@@ -19,7 +19,7 @@ log = structlog.get_logger()
 STREAM = "ctl:activations"
 KEPT = 64  # windows in Redis, of all workers: five minutes of them, each up to a megabyte
 
-_windows = Counter("moesaic_activation_windows", "windows of counted batches", ["outcome"])
+_windows = Counter("moesaic_activation_windows", "Windows of counted batches", ["outcome"])
 
 
 @dataclass

@@ -56,29 +56,29 @@ _E2E = (
 _BY = ["route", "model"]
 
 # outcome: done, errored, cancelled
-requests = Counter("moesaic_requests", "Requests by how they ended", [*_BY, "status", "outcome"])
+requests = Counter("moesaic_requests", "Requests by outcome", [*_BY, "status", "outcome"])
 e2e_s = Histogram(
     "moesaic_e2e_request_latency_seconds",
-    "From the first byte of a request to the last of its answer",
+    "Time from the first byte of a request to the last byte of its answer",
     _BY,
     buckets=_E2E,
 )
 ttft_s = Histogram(
     "moesaic_time_to_first_token_seconds",
-    "Until the first token or score was there",
+    "Time to the first token or score",
     _BY,
     buckets=_TTFT + _TTFT_TAIL,
 )
 itl_s = Histogram(
-    "moesaic_inter_token_latency_seconds", "Gap between tokens of one answer", _BY, buckets=_ITL
+    "moesaic_inter_token_latency_seconds", "Time between tokens of one answer", _BY, buckets=_ITL
 )
 prompt_tokens = Counter("moesaic_prompt_tokens", "Tokens of accepted prompts", _BY)
 prompt_tokens_cached = Counter(
-    "moesaic_prompt_tokens_cached", "Those of them that workers had computed already", _BY
+    "moesaic_prompt_tokens_cached", "Prompt tokens that workers had in their prefix cache", _BY
 )
 generation_tokens = Counter("moesaic_generation_tokens", "Tokens generated", _BY)
 tenant_requests = Counter(
-    "moesaic_tenant_requests", "Requests of each tenant by how they ended", ["tenant", "outcome"]
+    "moesaic_tenant_requests", "Requests of each tenant by outcome", ["tenant", "outcome"]
 )
 # kind: prompt, output
 tenant_tokens = Counter(
@@ -86,31 +86,33 @@ tenant_tokens = Counter(
 )
 loop_lag_s = Histogram(
     "moesaic_gateway_loop_lag_seconds",
-    "For how long nothing else was done, looked at 50 times a second",
+    "Delay of the event loop, sampled 50 times a second",
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
 )
-inflight = Gauge("moesaic_inflight", "Requests in the house")
-rejections = Counter("moesaic_admission_rejections", "Requests refused before any work", ["reason"])
+inflight = Gauge("moesaic_inflight", "Requests in flight")
+rejections = Counter(
+    "moesaic_admission_rejections", "Requests rejected before any work", ["reason"]
+)
 truncations = Counter(
     "moesaic_stream_truncations",
     "Streams that ended without a finish reason or an error; must stay 0",
 )
-duplicates = Counter("moesaic_stream_duplicates_dropped", "Tokens that came again and were dropped")
-reruns = Counter("moesaic_reruns", "Sequences carried on by another attention worker", ["cause"])
+duplicates = Counter("moesaic_stream_duplicates_dropped", "Repeated tokens that were dropped")
+reruns = Counter("moesaic_reruns", "Sequences continued by another attention worker", ["cause"])
 router_decisions = Counter(
-    "moesaic_router_decisions", "Sequences given to an attention worker", ["policy"]
+    "moesaic_router_decisions", "Sequences assigned to an attention worker", ["policy"]
 )
 router_cached_tokens = Counter(
-    "moesaic_router_cached_tokens", "Prompt tokens that were expected to be cached where they went"
+    "moesaic_router_cached_tokens", "Prompt tokens expected to be cached at the chosen worker"
 )
 router_spills = Counter(
-    "moesaic_router_spills", "Sequences that went past a filled worker with more of their prefix"
+    "moesaic_router_spills", "Sequences routed past a full worker that holds more of their prefix"
 )
 router_gaps = Counter(
-    "moesaic_router_gaps", "Times that a worker's block changes were missed and asked for again"
+    "moesaic_router_gaps", "Missed block changes of a worker that were requested again"
 )
-router_queued = Gauge("moesaic_router_queued", "Sequences that wait for an attention worker")
-router_index_blocks = Gauge("moesaic_router_index_blocks", "KV blocks that are known to be cached")
+router_queued = Gauge("moesaic_router_queued", "Sequences waiting for an attention worker")
+router_index_blocks = Gauge("moesaic_router_index_blocks", "KV blocks known to be cached")
 workers = Gauge("moesaic_attention_workers_connected", "Attention workers that can take requests")
 
 

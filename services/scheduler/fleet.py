@@ -16,7 +16,7 @@ from moesaic.placement.decide.proposal import Proposal, propose
 
 log = structlog.get_logger()
 
-_uncovered = Gauge("moesaic_experts_without_replica", "experts that no live worker holds")
+_uncovered = Gauge("moesaic_experts_without_replica", "Experts that no live worker holds")
 
 
 class FleetProposer:

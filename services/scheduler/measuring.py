@@ -13,7 +13,7 @@ FIRST_CHOICES = 10_000  # of edge agents; the same
 
 _busiest = Gauge(
     "moesaic_busiest_worker_experts",
-    "most activated experts on one worker, mean of the batches under the epoch in force",
+    "Experts activated on the busiest worker, as the mean over batches of the current epoch",
 )
 
 

@@ -13,7 +13,7 @@ from moesaic.cluster.waiting import Backoff
 log = structlog.get_logger()
 
 _failures = Counter(
-    "moesaic_task_failures", "errors of background tasks, which began again", ["task"]
+    "moesaic_task_failures", "Errors of background tasks, which were restarted", ["task"]
 )
 
 

@@ -30,7 +30,8 @@ _TIDY_S = 30.0
 _MAX_REMEMBERED = 10_000
 
 _replayed = Counter(
-    "moesaic_records_refused", "records of workers that were somebody else's, or old ones"
+    "moesaic_records_refused",
+    "Worker records rejected because they are old or belong to another process",
 )
 _records = msgspec.msgpack.Decoder(WorkerRecord)
 _hints = msgspec.msgpack.Decoder(RegistryHint)

@@ -21,49 +21,50 @@ STEP_SECONDS = Histogram(
 STEP_ROWS = Histogram(
     "moesaic_step_rows", "Rows of one forward pass", buckets=[2**i for i in range(14)]
 )
-STEP_RETRIES = Counter(
-    "moesaic_step_retries_total", "Forward passes that failed and were run again"
-)
+STEP_RETRIES = Counter("moesaic_step_retries_total", "Forward passes that failed and were retried")
 LIGHT_STEPS = Counter(
     "moesaic_light_steps_total",
-    "Forward passes of tenants that want little, while others have work",
+    "Forward passes for tenants with little work while other tenants wait",
 )
 SLICE_SECONDS = Histogram(
     "moesaic_sweep_slice_seconds",
-    "Duration of some rows' way through one layer, for scoring that stores no KV",
+    "Time of a slice of rows in one layer, for scoring without stored KV",
     buckets=[0.001 * 2**i for i in range(14)],
 )
-SWEEP_BLOCKS_USED = Gauge("moesaic_sweep_blocks_used", "Blocks in use by scoring that stores no KV")
+SWEEP_BLOCKS_USED = Gauge("moesaic_sweep_blocks_used", "Blocks in use by scoring without stored KV")
 RUNNING = Gauge("moesaic_num_requests_running", "Requests being computed")
 WAITING = Gauge("moesaic_num_requests_waiting", "Requests waiting to be computed")
-BLOCKS = Gauge("moesaic_kv_blocks", "KV blocks that there are")
+BLOCKS = Gauge("moesaic_kv_blocks", "KV blocks in total")
 BLOCKS_USED = Gauge("moesaic_kv_blocks_used", "KV blocks in use")
 BLOCKS_CACHED = Gauge(
-    "moesaic_kv_blocks_cached", "Free KV blocks that a prompt can still start with"
+    "moesaic_kv_blocks_cached", "Free KV blocks that still hold a reusable prefix"
 )
 PREFIX_QUERIES = Counter(
-    "moesaic_prefix_cache_queries_total", "Tokens of requests that were looked for in the cache"
+    "moesaic_prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache"
 )
-PREFIX_HITS = Counter("moesaic_prefix_cache_hits_total", "Those of them whose KV was there")
+PREFIX_HITS = Counter("moesaic_prefix_cache_hits_total", "Prompt tokens found in the prefix cache")
 PREEMPTIONS = Counter(
-    "moesaic_num_preemptions_total", "Generations that gave up their KV or their place to others"
+    "moesaic_num_preemptions_total",
+    "Generations preempted, which gave up their KV blocks or their place in the batch",
 )
 DISPLACED = Counter(
     "moesaic_requests_displaced_total",
-    "Requests that left a full queue for more urgent ones, or for tenants that had less in it",
+    "Requests evicted from a full queue for more urgent ones, or for tenants with fewer "
+    "queued requests",
 )
 ROWS_ALLOWED = Gauge(
     "moesaic_step_prompt_rows_allowed",
-    "Rows of prompts that a step may have, by the time they took",
+    "Prompt rows allowed in a step, from the duration of the last steps",
 )
 BROWNOUT_THRESHOLD = Gauge(
     "moesaic_brownout_threshold",
-    "Share of choices whose own experts stay: 1 is exact",
+    "Share of expert choices that stay exact; 1 is exact",
     ["phase"],
 )
 BROWNOUT_P90 = Gauge(
     "moesaic_brownout_latency_p90_seconds",
-    "90th percentile of the policy's window: first tokens from submission (prefill), later ones (decode)",
+    "90th percentile over the policy's window: time to the first token (prefill) or between "
+    "later ones (decode)",
     ["phase"],
 )
 BROWNOUT_SHEDDING = Gauge(
@@ -71,23 +72,22 @@ BROWNOUT_SHEDDING = Gauge(
 )
 BROWNOUT_SHED = Counter(
     "moesaic_brownout_shed_requests_total",
-    "Requests refused so that others are in time, by the quality that they asked for",
+    "Requests shed to keep others within their target, by requested quality",
     ["quality"],
 )
 BROWNOUT_DECISIONS = Counter(
     "moesaic_brownout_decisions_total",
-    "Decisions that changed a threshold or shedding, and were told",
+    "Decisions sent to workers that changed a threshold or shedding",
 )
-BROWNOUT_CHOICES = Counter(
-    "moesaic_brownout_choices", "Choices of experts by rows that were computed", ["phase"]
-)
+BROWNOUT_CHOICES = Counter("moesaic_brownout_choices", "Expert choices of computed rows", ["phase"])
 BROWNOUT_DEGRADED_CHOICES = Counter(
     "moesaic_brownout_degraded_choices",
-    "Those that their own experts did not serve; way 0: there were no united experts, or only for lost ones",
+    "Expert choices served by other experts; way 0: without united experts, or with them "
+    "only for lost experts",
     ["phase", "layer", "way"],
 )
 BROWNOUT_DEGRADED = Gauge(
-    "moesaic_brownout_degraded_share", "Share of late choices that their own experts did not serve"
+    "moesaic_brownout_degraded_share", "Share of recent expert choices served by other experts"
 )
 
 

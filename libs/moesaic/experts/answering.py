@@ -49,23 +49,23 @@ ACTIVATED = TalliedHistogram(
     [0, 1, 2, 4, 8, 16, 32, 64, 128],
 )
 ROWS = Counter(
-    "moesaic_expert_rows", "Rows that came for this worker's experts, those of every layer"
+    "moesaic_expert_rows", "Rows received for the experts of this worker, over all layers"
 )
 MOST_ACTIVATED = Counter(
     "moesaic_experts_activated_max",
-    "The same of the worker that had most for that batch, added up over the batches",
+    "Distinct experts of the busiest worker for one batch, summed over batches",
 )
 SCHEDULING_S = Counter(
-    "moesaic_expert_scheduling_seconds", "Deciding which worker computes which experts"
+    "moesaic_expert_scheduling_seconds", "Time spent assigning experts to workers"
 )
 PARTS_S = Counter(
     "moesaic_expert_answer_seconds",
-    "Parts of answers that took no Python: reading a request, gating its rows, choosing who computes, "
-    "computing, sending the reply",
+    "Time of the parts of answers without Python: reading a request, gating, assigning "
+    "experts, computing, sending the reply",
     ["part"],
 )
 WITHOUT_PYTHON = Counter(
-    "moesaic_expert_answers_without_python", "Answers to requests of a layer that took no Python"
+    "moesaic_expert_answers_without_python", "Answers to requests of a layer that ran no Python"
 )
 
 _DeciderKey = tuple[int, int, ExpertScheduling, tuple[int, ...]]  # epoch, layer, policy, live

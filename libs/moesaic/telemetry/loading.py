@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from prometheus_client import Gauge
 
 _BYTES = Gauge(
-    "moesaic_load_bytes", "Weights that are being loaded: bytes that are here, and all", ["part"]
+    "moesaic_load_bytes", "Bytes of the weights being loaded: loaded so far, and in total", ["part"]
 )
 _DONE, _ALL = _BYTES.labels("done"), _BYTES.labels("all")
 

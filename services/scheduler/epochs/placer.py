@@ -23,8 +23,10 @@ log = structlog.get_logger()
 
 _LOOK_S = 1.0  # how often to see whether we still lead
 
-_attempts = Counter("moesaic_migrations", "placements tried", ["outcome"])
-_seconds = Histogram("moesaic_migration_seconds", "from plan to commit, of those that succeeded")
+_attempts = Counter("moesaic_migrations", "Placements attempted", ["outcome"])
+_seconds = Histogram(
+    "moesaic_migration_seconds", "Time from plan to commit of placements that succeeded"
+)
 
 
 class Obsolete(NotReady):

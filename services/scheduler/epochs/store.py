@@ -29,7 +29,7 @@ _COUNTER = "placement:epoch"  # the highest epoch ever allocated, committed or n
 MOST_AHEAD = 1 << 32  # of a stored epoch; a placement a second takes a century
 _KEEP_OLD_S = 3600  # how long the document of the epoch before can still be read
 
-_epoch = Gauge("moesaic_placement_epoch", "epoch of the committed placement")
+_epoch = Gauge("moesaic_placement_epoch", "Epoch of the committed placement")
 
 
 class EpochStore:

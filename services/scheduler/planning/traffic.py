@@ -27,7 +27,7 @@ MAX_EPOCHS = 16  # whose measurements are remembered
 MAX_GONE = 16  # origins that may come back, and find their demand known
 _MOST_TOLD = 1000  # workers whose refusal is not logged again
 
-_reports = Counter("moesaic_activation_reports", "reports of expert workers", ["outcome"])
+_reports = Counter("moesaic_activation_reports", "Reports of expert workers", ["outcome"])
 _decoder: "msgspec.msgpack.Decoder[ActivationReport]" = msgspec.msgpack.Decoder(ActivationReport)
 
 

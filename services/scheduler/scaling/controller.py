@@ -47,7 +47,7 @@ _RECENT = 1000  # decisions that are looked at
 PATIENCE_S = 600.0  # beside the time for loading; then a shape that is not there is given up
 NO_BRIDGE = "brownout lowers nothing: nothing bridges the time until then"
 
-_workers = Gauge("moesaic_scaling_workers", "workers, active and wanted", ["side", "kind"])
+_workers = Gauge("moesaic_scaling_workers", "Workers: active, and wanted", ["side", "kind"])
 
 
 class Predicting(Protocol):

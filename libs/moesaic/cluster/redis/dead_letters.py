@@ -29,7 +29,7 @@ _ID_REFUSED = "equal or smaller than"
 
 _letters = Counter(
     "moesaic_stream_dead_letters",
-    "entries of streams, and documents, that could not be read",
+    "Stream entries and documents that could not be read",
     ["stream"],
 )
 

@@ -22,7 +22,9 @@ from prometheus_client import Counter
 from moesaic.cluster.security.tokens import derived_key
 
 REFUSED = Counter(
-    "moesaic_redis_refused", "documents and entries that nobody of the cluster wrote", ["what"]
+    "moesaic_redis_refused",
+    "Documents and entries rejected because no service of the cluster wrote them",
+    ["what"],
 )
 
 _VERSION = b"\x01"

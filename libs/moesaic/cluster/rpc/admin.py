@@ -37,7 +37,7 @@ _STATES: dict[WorkerState, pb.ServiceState.ValueType] = {
 }
 _CAN_STAND_BY = ("attention", "expert")
 
-_state = Gauge("moesaic_service_state", "1 for the state that this process is in", ["state"])
+_state = Gauge("moesaic_service_state", "1 for the current state of this process", ["state"])
 
 
 class ServiceStatus:

@@ -21,7 +21,7 @@ _NO_TOKEN = (
     "no token: give this caller the cluster's secret (MOESAIC_SECRET), or send metadata "
     "'authorization: Bearer TOKEN' with one from 'moesaic token'"
 )
-_refused = Counter("moesaic_grpc_refused", "calls turned away before any service", ["status"])
+_refused = Counter("moesaic_grpc_refused", "gRPC calls rejected by authentication", ["status"])
 
 
 class Authenticating(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs alone

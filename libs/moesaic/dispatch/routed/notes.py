@@ -12,7 +12,7 @@ log = structlog.get_logger()
 
 DIVERGENCES = Counter(
     "moesaic_gate_divergence_total",
-    "Layers whose expert workers decided differently about the same rows",
+    "Layers whose expert workers made different decisions about the same rows",
 )
 
 

@@ -32,8 +32,8 @@ BEYOND = TalliedHistogram(
 )
 PARTS_S = Counter(
     "moesaic_step_part_seconds",
-    "Parts of steps whose experts are in other processes: attention and all that is no expert, sending rows, "
-    "waiting for replies, adding them up, and Python",
+    "Time of the parts of a routed step: attention and other dense layers, sending rows, "
+    "waiting for replies, summing them, and Python",
     ["part"],
 )
 MOST_LEFT_OUT = 64  # steps

@@ -2,12 +2,14 @@
 
 from prometheus_client import Counter
 
-ROUNDS = Counter("moesaic_exchange_rounds", "Layers by the way they were exchanged", ["way"])
+ROUNDS = Counter(
+    "moesaic_exchange_rounds", "Layers by the exchange that carried their rows", ["way"]
+)
 MESSAGES = Counter(
     "moesaic_exchange_messages",
-    "Messages between attention and expert workers, both ways",
+    "Messages between attention and expert workers in both directions",
     ["link"],
 )
 FALLBACKS = Counter(
-    "moesaic_exchange_fallbacks", "Exchanges that were repeated directly", ["cause"]
+    "moesaic_exchange_fallbacks", "Exchanges that failed and were repeated directly", ["cause"]
 )

@@ -28,8 +28,8 @@ T = TypeVar("T")
 DIAL_TIMEOUT_S = 2.0
 PIECE_TIMEOUT_S = 5.0
 
-_pulls = Counter("moesaic_expert_pulls", "experts asked of peers", ["outcome"])
-_pulled_bytes = Counter("moesaic_expert_pulled_bytes", "bytes of experts that peers gave")
+_pulls = Counter("moesaic_expert_pulls", "Experts requested from peers", ["outcome"])
+_pulled_bytes = Counter("moesaic_expert_pulled_bytes", "Bytes of experts received from peers")
 
 
 class ExpertPeers:

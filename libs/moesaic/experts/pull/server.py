@@ -15,7 +15,7 @@ from moesaic.experts.pull.shard import Shard
 from moesaic.experts.pull.shard_file import FileShard
 from moesaic.transport.frame import Frame
 
-SERVED_BYTES = Counter("moesaic_gather_served_bytes", "Packed experts given to peers")
+SERVED_BYTES = Counter("moesaic_gather_served_bytes", "Bytes of packed experts sent to peers")
 
 
 class PullServer:

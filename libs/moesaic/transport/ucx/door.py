@@ -20,7 +20,7 @@ log = structlog.get_logger()
 
 DROPPED = Counter(
     "moesaic_transport_strangers_dropped",
-    "Connections that were closed before they proved the cluster secret",
+    "Connections dropped because they did not prove the cluster secret",
 )
 
 SPEAK_S = 1.0  # for a stranger to say its first byte
