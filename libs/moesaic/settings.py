@@ -50,8 +50,8 @@ MaxModelLen = Annotated[
     Field(
         ge=0,
         le=1 << 26,
-        description="tokens of prompt and answer together, such as 8192 or 8K (k is 1000); 0: as many as the model has "
-        "positions",
+        description="largest number of tokens of prompt and answer together, such as 8192 or 8K (k is "
+        "1000); 0: all positions of the model",
     ),
 ]
 
@@ -91,7 +91,7 @@ class ServiceSettings(BaseSettings):
     cluster: str = Field(
         "default",
         pattern=r"^[a-z0-9-]{1,40}$",
-        description="name that keeps clusters on one Redis apart",
+        description="name of the cluster; several clusters can share one Redis",
     )
     redis_url: str = Field(
         "redis://127.0.0.1:6379/0",
@@ -100,42 +100,43 @@ class ServiceSettings(BaseSettings):
     )
     secret: SecretStr = Field(
         SecretStr(""),
-        description="cluster secret that authenticates services to each other; the same everywhere, "
-        "and needed to listen beyond this machine",
+        description="secret that authenticates services to each other; the same in all services, and "
+        "required to listen beyond this machine",
     )
     clock_skew_s: float = Field(
         300,
         ge=0,
         le=86400,
-        description="seconds by which the clocks of two machines of the cluster may differ; so much longer than a "
-        "minute is an overheard token of use",
+        description="largest difference between the clocks of two machines of the cluster, in seconds; "
+        "tokens stay valid for a minute and this time",
     )
     tls_cert: str = Field(
-        "", description="certificate of this service for gRPC, a PEM file; both ends show one"
+        "", description="certificate of this service for gRPC, a PEM file; both ends need one"
     )
     tls_key: SecretStr = Field(
         SecretStr(""), description="private key of that certificate, a PEM file"
     )
-    tls_ca: str = Field("", description="authority of all such certificates, a PEM file")
+    tls_ca: str = Field(
+        "", description="certificate of the authority that signs all these certificates, a PEM file"
+    )
     tls_name: str = Field(
-        "", description="name in all these certificates (default: the address that is dialled)"
+        "",
+        description="name in all these certificates (default: the address that a client connects to)",
     )
     worker_id: str = Field(
         "",
         pattern=r"^[A-Za-z0-9._-]{0,64}$",
-        description="stable name of this process; {host} in it is the name of this machine "
-        "(default: role-host-random)",
+        description="stable name of this process; {host} stands for the name of this machine (default: "
+        "role-host-random)",
     )
     host: str = Field(
         "127.0.0.1",
         min_length=1,
-        description="address to listen on, or a name that stands for an address of this machine",
+        description="address to listen on, or a name of such an address",
     )
-    control_host: str = Field(
-        "", description="address for gRPC and metrics alone (default: --host)"
-    )
+    control_host: str = Field("", description="address for gRPC and metrics (default: --host)")
     advertise_host: str = Field(
-        "", description="host that others dial instead of the addresses listened on"
+        "", description="host that other services connect to instead of the listening addresses"
     )
     admin_port: int = Field(0, ge=0, le=65535, description="gRPC port; 0 takes a free one")
     metrics_port: int = Field(0, ge=0, le=65535, description="Prometheus port; 0 takes a free one")
@@ -143,7 +144,7 @@ class ServiceSettings(BaseSettings):
         "info", description="least severe level to log"
     )
     grace_s: float = Field(
-        30.0, ge=0, le=3600, description="seconds for running work to finish after SIGTERM"
+        30.0, ge=0, le=3600, description="seconds that running work has to finish after SIGTERM"
     )
 
     def identity(self, role: str) -> str:
@@ -239,23 +240,25 @@ class ModelSettings(ServiceSettings):
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
-        description="type of weights in memory, auto: as in the checkpoint; on a CPU activations and KV are "
-        "float32 beside all of them, on a GPU (not float16) they have the type too",
+        description="type of weights in memory; auto: that of the checkpoint. On a GPU, activations and "
+        "KV have the same type (not float16); on a CPU, they are float32",
     )
     quantization: Literal["none", "int8", "int4"] = Field(
         "none",
-        description="rounding of linear layers' and experts' weights to 8 bits (int8), or to 4 in groups of 32 "
-        "inputs (int4); embedding and head to 8 (CPU only)",
+        description="quantization of linear layers and experts to 8 bits (int8), or to 4 bits in groups "
+        "of 32 inputs (int4, with 8 for embedding and head); CPU only",
     )
-    device: str = Field("cpu", pattern="^(cpu|cuda(:[0-9]+)?)$", description="device that computes")
+    device: str = Field(
+        "cpu", pattern="^(cpu|cuda(:[0-9]+)?)$", description="device for computation"
+    )
     threads: int = Field(
-        0, ge=0, le=1024, description="CPU threads for computing; 0 leaves it to torch"
+        0, ge=0, le=1024, description="CPU threads for computation; 0: the default of torch"
     )
-    data_host: str = Field("", description="address for tensors alone (default: --host)")
+    data_host: str = Field("", description="address for tensors (default: --host)")
     node: str = Field(
         "",
         pattern=r"^[A-Za-z0-9._-]{0,64}$",
-        description="label of the machine: workers with the same one exchange tensors fast "
+        description="label of the machine; workers with the same label use fast local exchange "
         "(default: the host name)",
     )
     data_port: int = Field(
@@ -263,15 +266,15 @@ class ModelSettings(ServiceSettings):
     )
     transports: Literal["auto", "socket", "ring", "shm", "tcp"] = Field(
         "auto",
-        description="carriers of tensors: authenticated TCP connections (socket), rings in shared memory (ring, "
-        "within a host only), shared memory by UCX (shm), TCP by UCX (tcp, beyond this machine with "
-        "--private-network only); auto: rings within a host; between hosts RDMA devices that UCX_NET_DEVICES "
-        "names, else sockets",
+        description="transports of tensors: authenticated TCP (socket), rings in shared memory of a "
+        "host (ring), UCX over shared memory (shm) or TCP (tcp; beyond this machine only "
+        "with --private-network). The default auto takes ring within a host; between hosts "
+        "it takes the RDMA devices in UCX_NET_DEVICES, else socket",
     )
     private_network: bool = Field(
         False,
-        description="nobody but this cluster is on the network of --data-host: UCX may use TCP there, which it "
-        "reads before anybody has proved the cluster secret",
+        description="declare that only this cluster uses the network of --data-host; UCX may then use "
+        "TCP there, which it reads before peers prove the cluster secret",
     )
 
     @model_validator(mode="after")

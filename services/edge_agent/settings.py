@@ -27,17 +27,17 @@ class EdgeAgentSettings(AttentionSettings, ExpertHostSettings):
         0,
         ge=0,
         le=1 << 50,
-        description="memory for the model: weights, KV, buffers, and as many experts as then fit; "
-        "0: every expert of the model",
+        description="memory for the model: weights, KV, buffers, and as many experts as fit into the "
+        "rest; 0: all experts",
     )
     site: str = Field(
         "",
         pattern=r"^[A-Za-z0-9._-]{0,64}$",
-        description="name of the place whose users this agent serves (default: the worker id)",
+        description="name of the site whose users this agent serves (default: the worker id)",
     )
     read_files: bool = Field(
         True,
-        description="read experts from files while serving, where no other site has them for less",
+        description="read experts from files while serving, if that costs less than another site",
     )
 
     @property

@@ -15,7 +15,7 @@ class ExpertHostSettings(ModelSettings):
         5.0,
         ge=0.1,
         le=3600,
-        description="how often to tell the scheduler which experts batches activate",
+        description="interval between reports to the scheduler of the experts that batches activate",
     )
     weights_port: int = Field(
         0,
@@ -41,15 +41,14 @@ class ExpertSettings(ExpertHostSettings):
     }
 
     slots_per_layer: int = Field(
-        0, ge=0, le=4096, description="expert slots per layer; 0: one for every expert of the model"
+        0, ge=0, le=4096, description="expert slots per layer; 0: one for each expert of the model"
     )
     max_expert_bytes: int = Field(
         0,
         ge=0,
-        description="most memory for experts, those included that are held twice while a placement "
-        "changes; 0: no limit",
+        description="memory limit of experts, with those held twice while a placement changes; 0: no limit",
     )
     standby: bool = Field(
         False,
-        description="begin on standby: registered and warm, but in no placement until it is activated",
+        description="start on standby: registered and warm, but in no placement until activation",
     )

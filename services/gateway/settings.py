@@ -42,88 +42,102 @@ class GatewaySettings(ServiceSettings):
     max_model_len: MaxModelLen = 0
     tool_call_parser: ToolCallParser = Field(
         "auto",
-        description="how the model writes tool calls, as vLLM names it; auto: as its chat template has it",
+        description="format of the model's tool calls, as named by vLLM; auto: detected from the chat "
+        "template",
     )
     reasoning_parser: ReasoningParser = Field(
         "auto",
-        description="how the model sets reasoning apart; auto: as its chat template has it",
+        description="format of the model's reasoning; auto: detected from the chat template",
     )
     generation_config: Literal["auto", "none"] = Field(
         "auto",
-        description="auto: what a request leaves out is as the model's generation_config.json has it; "
-        "none: as this API has it",
+        description="defaults of fields that a request leaves out; auto: from the model's "
+        "generation_config.json; none: from this API",
     )
     port: int = Field(8000, ge=0, le=65535, description="REST port; 0 takes a free one")
     api_key: SecretStr = Field(
         SecretStr(""),
-        description="key of all rights; one, or --api-keys-file, is required beyond loopback",
+        description="key with all scopes; it or --api-keys-file is required beyond loopback",
     )
     api_keys_file: str = Field(
         "",
-        description="JSON file of tenants with their keys' digests, scopes and limits; read again on change",
+        description="JSON file of tenants with digests of their keys, scopes and limits; reloaded on change",
     )
     no_auth: bool = Field(False, description="serve beyond loopback without a key")
     allowed_hosts: str = Field(
         "",
         pattern=r"^[^\s/@]*( ?, ?[^\s/@]+)*$",
-        description="names that callers may use for a gateway without keys, beside loopback's and --host, with "
-        "commas: for a proxy before it, or a page of yours that calls it",
+        description="further host names, comma-separated, that a gateway without keys accepts, such as "
+        "those of a proxy or of a web page that calls it",
     )
     max_body_bytes: int = Field(4 << 20, ge=1024, le=1 << 30, description="largest request body")
     control_tokens_in_content: bool = Field(
         False,
-        description="let the content of chat messages spell control tokens, such as <|im_end|>; "
-        "else what they spell is text",
+        description="read control tokens such as <|im_end|> in the content of chat messages as tokens; "
+        "otherwise they are text",
     )
     max_inflight: int = Field(
-        1024, ge=1, le=1 << 20, description="requests in the house before new ones are refused"
+        1024,
+        ge=1,
+        le=1 << 20,
+        description="largest number of requests in flight; further ones are rejected",
     )
     site: str = Field(
         "",
         pattern=r"^[A-Za-z0-9._-]{0,64}$",
-        description="site whose edge agent answers requests that name none, as long as it takes them; "
+        description="site whose edge agent answers requests without a site while it accepts requests; "
         "default: any",
     )
     request_timeout_s: float = Field(
-        300.0, gt=0, le=86400, description="longest time a request may take"
+        300.0, gt=0, le=86400, description="longest duration of a request"
     )
     stream_idle_s: float = Field(
-        30.0, gt=0, le=3600, description="longest silence of an attention worker within a request"
+        30.0,
+        gt=0,
+        le=3600,
+        description="longest time without a message from an attention worker during a request",
     )
     recovery_s: float = Field(
         20.0,
         ge=0,
         le=3600,
-        description="how long requests wait for an attention worker to come back when none is left",
+        description="longest time that requests wait for an attention worker if all are lost",
     )
     files_dir: str = Field(
         "",
-        description="directory for /v1/files and /v1/batches, which gateways may share; empty turns them off",
+        description="directory for /v1/files and /v1/batches, which gateways may share; empty: these "
+        "routes are off",
     )
     files_quota_bytes: int = Field(
-        10 << 30, ge=1 << 20, le=1 << 60, description="what files and batches of a tenant may take"
+        10 << 30,
+        ge=1 << 20,
+        le=1 << 60,
+        description="largest size of the files and batches of a tenant",
     )
     files_keep_days: float = Field(
-        30.0, gt=0, le=3650, description="how long files and batches that have ended are kept"
+        30.0, gt=0, le=3650, description="time after which files and ended batches are deleted"
     )
     block_secret: SecretStr = Field(
         SecretStr(""),
-        description="guards the names of cached KV blocks; the same for attention workers "
-        "(default: made from --secret)",
+        description="secret of the names of cached KV blocks; the same in attention workers (default: "
+        "derived from --secret)",
     )
     router_policy: Annotated[str, OneOf(POLICY_NAMES, "router_policies")] = Field(
-        "prefix-flops", description="how the attention worker of a request is picked"
+        "prefix-flops", description="policy that chooses the attention worker of a request"
     )
     router_consolidate: bool = Field(
         False,
-        description="prefix-flops: under light load, fill one worker before the next is given work",
+        description="with prefix-flops: under light load, fill one worker before the next gets work",
     )
     router_saturation_flops: float = Field(
         0.0,
         ge=0,
         le=1e24,
-        description="work that fills a worker; 0: 1.2 times that of its largest step",
+        description="amount of work that fills a worker; 0: 1.2 times that of its largest step",
     )
     batch_max_inflight: int = Field(
-        16, ge=1, le=4096, description="requests of all batches at once; others go first anyway"
+        16,
+        ge=1,
+        le=4096,
+        description="largest number of concurrent requests of all batches; other requests have priority",
     )

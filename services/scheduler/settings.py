@@ -27,71 +27,72 @@ class SchedulerSettings(ServiceSettings):
         1.0,
         ge=0,
         le=60,
-        description="seconds without a newcomer before the first placement is made",
+        description="seconds without a new worker before the first placement is made",
     )
     prepare_timeout_s: float = Field(
         120.0,
         gt=0,
         le=3600,
-        description="longest wait for workers to prepare a placement, beside what loading takes at "
-        "20 MB/s; one that loads no byte for a minute is given up",
+        description="longest time for workers to prepare a placement, besides loading at 20 MB/s; a "
+        "worker that loads no byte for a minute fails earlier",
     )
     load_share: float = Field(
         0.1,
         gt=0,
         le=1,
-        description="part of the time in which workers that serve load experts for a placement that "
-        "can wait, each rest 20 s at most; those that join an ordinary suite do not rest",
+        description="share of time in which serving workers load experts for a placement that can wait, "
+        "with pauses of at most 20 s; new workers load without pauses",
     )
     min_epoch_interval_s: float = Field(
         10.0,
         ge=0,
         le=3600,
-        description="shortest time between placements that can wait; those that experts or "
-        "leaving workers need are made at once",
+        description="shortest time between placements that can wait; lost experts and leaving workers "
+        "get a new placement at once",
     )
     placement_policy: str = Field(
         "auto",
-        description="what re-places experts by traffic: auto replays the recent traffic and takes "
-        "the best, keep leaves them where they are; or a policy by name, such as eplb or "
-        "janus-batches; once an operator has set one, that wins",
+        description="policy that rebalances experts by traffic: auto (the best on replayed recent "
+        "traffic), keep (no change), or a name such as eplb or janus-batches. A policy set "
+        "by an operator wins",
     )
     replan_interval_s: float = Field(
-        60.0, gt=0, le=86400, description="how often to see whether another placement is better"
+        60.0, gt=0, le=86400, description="interval between searches for a better placement"
     )
 
     brownout: BrownoutMode = Field(
         "off",
-        description="when workers may degrade what they compute: never (off), at thresholds that operators set "
-        "(manual), by measured latencies as in BrownoutServe (paper), or by predicted ones, shedding where "
-        "that does not suffice (auto); once an operator has set one, that wins",
+        description="degraded answers under overload: never (off), at the operator's thresholds "
+        "(manual), by measured latencies as in BrownoutServe (paper), or by predicted "
+        "latencies and shedding (auto). A policy set by an operator wins",
     )
 
     scaling: ScalingMode = Field(
         "off",
-        description="numbers of workers: as operators want them (off), with advice that is only reported (advise), or "
-        "changed by predictions (auto); once an operator has set one, that wins",
+        description="changes of the numbers of workers: by operators (off), with advice in reports "
+        "(advise), or by predictions (auto). A policy set by an operator wins",
     )
     scaling_actuator: ActuatorName = Field(
         "standby",
-        description="where workers come from: those on standby, containers of a compose project, or pods of "
-        "Deployments of Kubernetes",
+        description="source of workers: those on standby, containers of a compose project, or pods of "
+        "Kubernetes Deployments",
     )
     scaling_max_attention: int = Field(
         1,
         ge=1,
         le=MOST_WORKERS,
-        description="most attention workers that actuators compose and kubernetes may bring",
+        description="largest number of attention workers with the actuators compose and kubernetes",
     )
     scaling_max_experts: int = Field(
         4,
         ge=0,
         le=MOST_WORKERS,
-        description="most expert workers that actuators compose and kubernetes may bring",
+        description="largest number of expert workers with the actuators compose and kubernetes",
     )
     scaling_compose_socket: str = Field(
         "unix:///var/run/docker.sock",
-        description="API of the container engine, unix:///path or tcp://host:port; whoever may use it owns the host",
+        description="API of the container engine, unix:///path or tcp://host:port; access to it gives "
+        "full control of the host",
     )
     scaling_compose_project: str = Field(
         "moesaic", description="compose project whose services attention and expert are scaled"

@@ -23,7 +23,7 @@ class StandbySettings(ModeSettings):
 
     standby: bool = Field(
         False,
-        description="begin on standby: loaded and warm, but without work until it is activated",
+        description="start on standby: loaded and warm, but without work until activation",
     )
 
 
@@ -49,14 +49,14 @@ class AttentionSettings(
         Literal["local", "routed", "gathered", "all-to-all"], Unlisted(("all-to-all",))
     ] = Field(
         "routed",
-        description="place where experts are computed: in this process (local; gathered: brought here from "
-        "other attention workers meanwhile), or by expert workers (routed)",
+        description="place where experts are computed: in this process (local; gathered: with experts "
+        "fetched from other attention workers), or by expert workers (routed)",
     )
     recovery_s: float = Field(
         20.0,
         ge=0,
         le=3600,
-        description="longest wait of running requests for a lost expert worker before they fail",
+        description="longest time that running requests wait for a lost expert worker before they fail",
     )
     kv_blocks: int = Field(
         0, ge=0, le=1 << 22, description="KV blocks of 16 tokens each; 0: as many as memory allows"
@@ -65,33 +65,40 @@ class AttentionSettings(
         0.5,
         gt=0,
         le=1,
-        description="part of the memory that is free once the weights are loaded, for KV blocks",
+        description="share for KV blocks of the memory that is free after the weights are loaded",
     )
     max_model_len: MaxModelLen = 0
-    max_num_seqs: int = Field(64, ge=1, le=4096, description="sequences in one step")
-    max_num_batched_tokens: int = Field(2048, ge=16, le=1 << 20, description="rows in one step")
+    max_num_seqs: int = Field(
+        64, ge=1, le=4096, description="largest number of sequences in one step"
+    )
+    max_num_batched_tokens: int = Field(
+        2048, ge=16, le=1 << 20, description="largest number of rows in one step"
+    )
     step_target_s: float = Field(
         0.25,
         ge=0,
         le=600,
-        description="longest time that a step should take: prompts get as many rows as the last steps were fast "
-        "enough for; 0: always all of --max-num-batched-tokens",
+        description="target duration of a step, which limits the prompt rows in it by the speed of the "
+        "last steps; 0: always allow --max-num-batched-tokens",
     )
     max_num_queued_reqs: int = Field(
-        512, ge=1, le=1 << 20, description="requests that may wait before new ones are refused"
+        512,
+        ge=1,
+        le=1 << 20,
+        description="largest number of queued requests; further ones are rejected",
     )
     max_num_queued_tokens: int = Field(
         1 << 20,
         ge=1,
         le=1 << 40,
-        description="tokens of waiting prompts before new requests are refused",
+        description="largest number of prompt tokens of queued requests; further requests are rejected",
     )
     enable_prefix_caching: bool = Field(
-        True, description="keep computed KV blocks for prompts that begin alike"
+        True, description="keep computed KV blocks for prompts with the same prefix"
     )
     store_scoring_kv: bool = Field(
         True,
-        description="store the KV of prompts that are only scored, unless a request declines it",
+        description="store the KV of prompts that are only scored, unless a request sets store_kv to false",
     )
     sweep_bytes: int = Field(
         1 << 28,
@@ -101,13 +108,13 @@ class AttentionSettings(
     )
     block_secret: SecretStr = Field(
         SecretStr(""),
-        description="guards the names of cached KV blocks; the same for gateways "
-        "(default: made from --secret)",
+        description="secret of the names of cached KV blocks; the same in gateways (default: derived "
+        "from --secret)",
     )
     deterministic: bool = Field(
         False,
-        description="give the same bits whatever requests are beside one and wherever experts are: refuse to start "
-        "but in float32 on a CPU with compiled kernels; routed: have outputs of experts one by one",
+        description="give bitwise equal results for any batch and placement; requires float32 on a CPU "
+        "with compiled kernels. With routed, workers return the output of each expert",
     )
 
     @field_validator("kv_blocks")

@@ -14,15 +14,15 @@ class AssemblySettings(ModeSettings):
 
     offload: bool = Field(
         False,
-        description="keep experts in a file, and only a few layers of them in memory",
+        description="keep experts in a file, and only a few layers of experts in memory",
     )
     offload_dir: str = Field(
-        "", description="directory of that file (default: the user's cache directory)"
+        "", description="directory of the file of --offload (default: the user's cache directory)"
     )
     expert_memory_bytes: int = Field(
         0,
         ge=0,
-        description="refuse to start if gathered or offloaded experts need more memory; 0: no limit",
+        description="memory limit of gathered or offloaded experts, checked at start; 0: no limit",
     )
 
     @model_validator(mode="after")

@@ -16,8 +16,8 @@ class GraphSettings(ModeSettings):
         0,
         ge=0,
         le=1 << 24,
-        description="on a CUDA device: capture steps of single rows of up to so many tokens each, as CUDA graphs "
-        "(routed: one for each layer, up to the exchange with its experts); 0: none",
+        description="largest context, in tokens, of decode steps captured as CUDA graphs (routed: a "
+        "graph for each layer up to its exchange); 0: none",
     )
 
     @model_validator(mode="after")

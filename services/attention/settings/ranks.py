@@ -17,15 +17,16 @@ class RankSettings(GraphSettings):
         1,
         ge=1,
         le=64,
-        description="processes that divide heads, KV and MLPs of this worker's layers, its ranks; on GPUs, one each",
+        description="number of processes (ranks) that share the heads, KV and MLPs of this worker; on "
+        "GPUs, one rank each",
     )
     tensor_parallel_rank: int = Field(
-        0, ge=0, le=63, description="rank of this process; 0 leads, and starts the others"
+        0, ge=0, le=63, description="rank of this process; rank 0 leads and starts the others"
     )
     tensor_parallel_address: str = Field(
         "",
-        description="host:port where the ranks meet, if they are started one by one, as on several machines; the "
-        "host is the first rank's address (default: the first starts the others beside it)",
+        description="host:port of the first rank, for ranks started one by one, as on several machines "
+        "(default: the first rank starts the others on its machine)",
     )
 
     @model_validator(mode="after")

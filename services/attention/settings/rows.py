@@ -19,7 +19,7 @@ class AnswerSettings(ModeSettings):
         2.0,
         gt=0,
         le=600,
-        description="longest wait for one layer's answers to up to 512 rows; in proportion for more",
+        description="longest wait for the answers of a layer to up to 512 rows; in proportion for more rows",
     )
 
 
@@ -30,8 +30,8 @@ class RowSettings(ModeSettings):
 
     wire_dtype: WireDtype = Field(
         "own",
-        description="the form in which rows go to expert workers and sums come back: their own dtype, or "
-        "int8 with a scale for each row: fewer bytes, with an error",
+        description="format of rows and sums between attention and expert workers: their own dtype, or "
+        "int8 with a scale for each row, smaller but rounded",
     )
 
     @model_validator(mode="after")
@@ -50,14 +50,13 @@ class RoutedSettings(ModeSettings):
 
     exchange: Literal["auto", "direct", "reduce", "relay"] = Field(
         "auto",
-        description="the way of rows to expert workers on other nodes: direct, or brought together "
-        "on the node first (reduce, relay); auto: relay for many rows, else direct",
+        description="exchange with expert workers on other nodes: direct, or collected by node first "
+        "(reduce, relay); auto: relay for many rows, else direct",
     )
     expert_scheduling: Annotated[str, OneOf(SCHEDULINGS, "expert_schedulings")] = Field(
         "aebs",
-        description="the way expert workers choose among replicas: so that none has much more to do "
-        "than others, by measured costs (aebs) or by experts alone (aebs-memory-bound); or by the "
-        "placement alone (static)",
+        description="choice among replicas: balanced by measured costs (aebs) or by the number of "
+        "activated experts (aebs-memory-bound), or fixed by the placement (static)",
     )
 
     @model_validator(mode="after")

@@ -15,7 +15,7 @@ class ShareSettings(ModeSettings):
     share: str = Field(
         "0/1",
         pattern=r"^[0-9]{1,4}/[0-9]{1,4}$",
-        description="the part of the experts that this worker has, 0/2 is the first of two",
+        description="share of the experts that this worker holds, such as 0/2 for the first of two",
     )
 
     @field_validator("share")

@@ -179,16 +179,16 @@ class Extension(BodyPart):
 
     quality: Literal["standard", "exact"] = Field(
         "standard",
-        description="exact: no expert's work is left to another, however much there is to do; such a "
-        "request may wait, or be refused with 503",
+        description="exact: experts are never replaced by others, also under overload; such a request "
+        "may wait, or fail with 503",
     )
     min_threshold: float = Field(
         0.0,
         ge=0,
         le=1,
         allow_inf_nan=False,
-        description="share of the choices of experts that experts serve themselves, at least, while others are "
-        "degraded; 1 is quality exact",
+        description="smallest share of expert choices that stay exact while others are degraded; 1 "
+        "equals quality exact",
     )
     deadline_ms: int | None = Field(None, ge=1, le=86_400_000)
     priority: Priority = 0
@@ -196,13 +196,13 @@ class Extension(BodyPart):
     site: str = Field(
         "",
         max_length=64,
-        description="edge agents: the site whose agent answers, as long as it takes requests; default: that of "
-        "the header X-Moesaic-Site, then that of the gateway",
+        description="edge agents: site whose agent answers while it accepts requests; default: the "
+        "header X-Moesaic-Site, then the setting of the gateway",
     )
     store_kv: bool | None = Field(
         None,
-        description="false: score without keeping the KV of the prompt, and without looking for any; "
-        "default: as the workers are set up. Of no effect on generations, which need it",
+        description="false: score without storing or reusing the KV of the prompt; default: the setting "
+        "of the workers. Generations always store KV",
     )
 
     @property

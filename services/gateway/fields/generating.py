@@ -240,11 +240,11 @@ class ChatWire(GenerationWire, ToolFields):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     add_generation_prompt: bool = True
     continue_final_message: bool | None = Field(
-        None, description="true: the model continues the text of the last message"
+        None, description="true: continue the text of the last message"
     )
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: ReasoningEffort | None = Field(
-        None, description="as far as the chat template knows it; none: no reasoning"
+        None, description="effort, if the chat template supports it; none: no reasoning"
     )
     verbosity: Literal["low", "medium", "high"] | None = Field(
         None, description="passed to chat templates that read it"
