@@ -79,8 +79,8 @@ def shared(
         str,
         typer.Option(
             envvar="MOESAIC_SECRET",
-            help="Secret of a cluster that was not started here; better given by the variable, "
-            "hidden from other users.",
+            help="Secret of a cluster that was not started here; set it by the variable to hide "
+            "it from other users.",
         ),
     ] = "",
 ) -> None:

@@ -37,45 +37,54 @@ def distill(
     data: Annotated[
         list[Path],
         typer.Option(
-            help='Text like what is served, UTF-8, or *.jsonl of {"text"} or {"messages"}; once for each file.'
+            help='Text similar to served requests: a UTF-8 file, or *.jsonl of {"text"} or '
+            '{"messages"}; repeat the option for more files.'
         ),
     ],
     ways: Annotated[
-        str, typer.Option(help="Experts of one group; comma-separated, a file for each.")
+        str,
+        typer.Option(
+            help="Experts in a group; each of several comma-separated numbers makes a file."
+        ),
     ] = "2,4,8",
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens to learn from, at most.")] = 200_000,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of each united expert.")] = 600,
+    tokens: Annotated[
+        int, typer.Option(min=1, help="Largest number of tokens to learn from.")
+    ] = 200_000,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps of each united expert.")] = 600,
     joint_steps: Annotated[
         int,
         typer.Option(
             min=0,
-            help="Steps of all united experts of a way towards the whole model's answers, which is held in float32; "
-            "0: none.",
+            help="Joint training steps of all united experts of a way, towards the answers of "
+            "the whole model (held in float32); 0: none.",
         ),
     ] = 0,
-    joint_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a joint step, about.")] = 1024,
+    joint_tokens: Annotated[
+        int, typer.Option(min=1, help="Approximate number of tokens in a joint step.")
+    ] = 1024,
     joint_threshold: Annotated[
         float | None,
         typer.Option(
             min=0,
             max=1,
-            help="Share of choices whose experts stay in half of the joint steps (default: drawn anew each time).",
+            help="Share of exact expert choices in half of the joint steps (default: random in "
+            "each step).",
         ),
     ] = None,
     start: Annotated[
         Path | None,
         typer.Option(
-            help="Directory of united experts to begin with; they take joint steps alone, and need another --out."
+            help="Directory of united experts to start from; needs --joint-steps and another --out."
         ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Directory to write to (default: the model's).")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of random numbers.")] = 0,
     threads: Annotated[int, typer.Option(min=0, help="Threads; 0: one for each core.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Train united experts of MODEL on --data; the same command again continues a stopped run."""
+    """Train united experts of MODEL on --data; repeat the command to continue a stopped run."""
     from moesaic_lab.distillation.recipe import Recipe
 
     recipe = Recipe(

@@ -27,7 +27,7 @@ BROWNOUT = 0.6  # loses 0.8 % of the demo model's right answers, docs/measured/b
 
 @app.callback()
 def studies() -> None:
-    """Predict what fleets of any size would do with recorded traffic."""
+    """Predict the results of fleets of any size for recorded traffic."""
 
 
 app.command()(edge)
@@ -43,14 +43,19 @@ def elastic(
     trace: Annotated[
         str,
         typer.Option(
-            help="Arrivals: a file of requests or of rates, or azure2023_conv or servegen_rates; "
-            "':NAME' behind rates chooses the model that they are of."
+            help="File of requests or of rates, or azure2023_conv or servegen_rates; ':NAME' "
+            "after rates selects the rates of one model."
         ),
     ] = "azure2023_conv",
-    slo_ttft: Annotated[float, typer.Option(min=0.001, help="Target of first tokens, s.")] = 0.5,
-    slo_tpot: Annotated[float, typer.Option(min=0.001, help="Target of later tokens, s.")] = 0.1,
+    slo_ttft: Annotated[
+        float, typer.Option(min=0.001, help="Target for the time to the first token, in seconds.")
+    ] = 0.5,
+    slo_tpot: Annotated[
+        float, typer.Option(min=0.001, help="Target for the time per later token, in seconds.")
+    ] = 0.1,
     attainment: Annotated[
-        float, typer.Option(min=0.5, max=0.9999, help="Part of the requests to meet both.")
+        float,
+        typer.Option(min=0.5, max=0.9999, help="Share of requests that must meet both targets."),
     ] = 0.99,
     decide_every: Annotated[
         str, typer.Option(help="Time between decisions, such as 5m or 30m.")
@@ -59,27 +64,29 @@ def elastic(
         float, typer.Option(min=0.0, help="Scale the trace to this mean rate; 0: as recorded.")
     ] = 0.0,
     prompt_tokens: Annotated[
-        float, typer.Option(min=1, help="Of a request, where the trace has rates alone.")
+        float, typer.Option(min=1, help="Prompt tokens of a request, if the trace has only rates.")
     ] = 512,
     answer_tokens: Annotated[
-        float, typer.Option(min=1, help="Of a request, where the trace has rates alone.")
+        float, typer.Option(min=1, help="Answer tokens of a request, if the trace has only rates.")
     ] = 256,
     price: Annotated[
-        float, typer.Option(min=0.0, help="Of one device for an hour, in any unit.")
+        float, typer.Option(min=0.0, help="Price of one device for an hour, in any unit.")
     ] = 1.0,
     costs: Annotated[
         Path | None,
-        typer.Option(help="Measured costs, such as of 'bench costs', instead of published rates."),
+        typer.Option(
+            help="File of measured costs, such as from 'bench costs', instead of published rates."
+        ),
     ] = None,
     routing: Annotated[
         Path | None,
-        typer.Option(help="Trace of 'moesaic trace record', instead of drawn routing."),
+        typer.Option(help="Trace from 'moesaic trace record', instead of random routing."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of all that is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of random numbers.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Draw a picture (PNG or SVG).")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Predict how many attention and expert devices traffic would need over time, and what other ways would need."""
+    """Predict the attention and expert devices that traffic needs over time, and compare other ways of scaling."""
     from moesaic.errors import InvalidInput, PlacementInfeasible
 
     every_s = _seconds(decide_every)

@@ -22,39 +22,46 @@ COLUMNS = (
 
 
 def edge(
-    gpus: Annotated[str, typer.Option(help="Sizes of fleets, by commas.")] = "4,16,64,256",
+    gpus: Annotated[
+        str, typer.Option(help="Numbers of GPUs of the fleets, comma-separated.")
+    ] = "4,16,64,256",
     mbps: Annotated[
-        str, typer.Option(help="Rates of links in Mbit/s, by commas.")
+        str, typer.Option(help="Rates of links in Mbit/s, comma-separated.")
     ] = "100,500,1000",
     policy: Annotated[
-        str, typer.Option(help="Policies of placement, by commas, such as uniform, eplb, dance.")
+        str, typer.Option(help="Placement policies, comma-separated, such as uniform,eplb,dance.")
     ] = "optimal,eplb",
     arrivals: Annotated[
-        str, typer.Option(help="Mean gaps between requests of one server, in s, by commas.")
+        str,
+        typer.Option(help="Mean gaps between requests of one server in seconds, comma-separated."),
     ] = "8,15",
     mix: Annotated[
         Literal["specialised", "mixed"],
-        typer.Option(help="Whether the users of a server have one task or all."),
+        typer.Option(help="Tasks of the users of a server: one (specialised) or all (mixed)."),
     ] = "specialised",
     costs: Annotated[
         Literal["testbed", "a100"],
-        typer.Option(help="Fitted to the paper's testbed, or from published rates of A100s."),
+        typer.Option(help="Costs fitted to the paper's testbed, or from published rates of A100s."),
     ] = "testbed",
     region: Annotated[
         int,
-        typer.Option(min=0, help="Servers that hold all experts among them; 0: the whole fleet."),
+        typer.Option(min=0, help="Servers that together hold all experts; 0: the whole fleet."),
     ] = 6,
-    prompt_tokens: Annotated[float, typer.Option(min=8, max=1024, help="Mean of prompts.")] = 300,
-    requests: Annotated[int, typer.Option(min=1, help="Of each server, about.")] = 40,
+    prompt_tokens: Annotated[
+        float, typer.Option(min=8, max=1024, help="Mean number of tokens in a prompt.")
+    ] = 300,
+    requests: Annotated[
+        int, typer.Option(min=1, help="Approximate number of requests of each server.")
+    ] = 40,
     trace: Annotated[
         Path | None,
-        typer.Option(help="Trace of 'moesaic trace record', instead of drawn routing."),
+        typer.Option(help="Trace from 'moesaic trace record', instead of random routing."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of all that is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of random numbers.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Draw a picture (PNG or SVG).")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Predict latencies of edge servers by size of the fleet, links, load and placement (DanceMoE, section IV-C)."""
+    """Predict latencies of edge servers by fleet size, links, load and placement (DanceMoE, section IV-C)."""
     from moesaic_lab.simulation.edge.scale import ScaleStudy
 
     sizes = [int(each) for each in _numbers("--gpus", gpus, whole=True)]

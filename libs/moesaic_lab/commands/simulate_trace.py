@@ -12,13 +12,16 @@ from moesaic_lab.commands.study_inputs import read_trace
 
 
 def trace(
-    file: Annotated[Path, typer.Argument(help="A trace from 'moesaic trace record'.")],
+    file: Annotated[Path, typer.Argument(help="Trace from 'moesaic trace record'.")],
     instances: Annotated[int, typer.Option(min=1, help="Expert instances to place on.")] = 4,
     slots: Annotated[
-        int, typer.Option(min=0, help="Slots of each per layer; 0: a quarter more than needed.")
+        int,
+        typer.Option(
+            min=0, help="Slots of each instance per layer; 0: a quarter more than needed."
+        ),
     ] = 0,
     batches: Annotated[
-        int, typer.Option(min=1, help="Steps to schedule, of each phase, evenly chosen.")
+        int, typer.Option(min=1, help="Steps of each phase to schedule, evenly spaced.")
     ] = 50,
     as_json: JsonOption = False,
 ) -> None:

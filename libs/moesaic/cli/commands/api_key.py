@@ -53,7 +53,7 @@ def new(
         str | None,
         typer.Option(
             callback=valid_text,
-            help="Day or moment the keys end, as 2030-01-31 or 2030-01-31T12:00Z.",
+            help="Date or time at which the keys expire, such as 2030-01-31 or 2030-01-31T12:00Z.",
         ),
     ] = None,
     file: FileOption = "",

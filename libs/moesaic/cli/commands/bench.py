@@ -31,7 +31,8 @@ def bench(
         ),
     ],
     quick: Annotated[
-        bool, typer.Option("--quick", help="Less data: from half a minute to some minutes.")
+        bool,
+        typer.Option("--quick", help="Use less data; takes from half a minute to some minutes."),
     ] = False,
     json_to: Annotated[
         str | None,

@@ -15,13 +15,13 @@ from moesaic.cli.terminal.options import JsonOption, SchedulerOption, sets
 from moesaic.messages.brownout import BrownoutPolicy
 
 app = typer.Typer(
-    help="Brownout: less exact answers in time instead of late ones.", no_args_is_help=True
+    help="Brownout: under overload, answer in time but less exactly.", no_args_is_help=True
 )
 
 
 @app.command()
 def show(scheduler: SchedulerOption = "", as_json: JsonOption = False) -> None:
-    """Show the policy in force, the state of each attention worker, and the last decisions."""
+    """Show the current policy, the state of each attention worker, and the last decisions."""
     from moesaic.cli.clients import brownout as client
     from moesaic.cli.clients.decisions import as_dict, print_decisions
     from moesaic.v1 import scheduler_pb2 as pb
@@ -49,7 +49,7 @@ def show(scheduler: SchedulerOption = "", as_json: JsonOption = False) -> None:
 def set_policy(
     values: dict[str, Any], scheduler: SchedulerOption = "", as_json: JsonOption = False
 ) -> None:
-    """Set the policy, or parts of it; what is not named stays. Workers follow within seconds."""
+    """Change the given parts of the policy; workers apply it within seconds."""
     from moesaic.cli.clients.brownout import policy_text
     from moesaic.v1 import scheduler_pb2 as pb
 

@@ -23,20 +23,22 @@ def classify(
     labels: Annotated[
         str,
         typer.Option(
-            help="Labels, comma-separated; with --file, those of rows that have none.",
+            help="Labels, comma-separated; with --file, for rows without labels.",
             callback=valid_text,
         ),
     ] = "",
     instruction: Annotated[
-        str, typer.Option(help="Question to decide, in one sentence.", callback=valid_text)
+        str, typer.Option(help="Question to answer, in one sentence.", callback=valid_text)
     ] = "",
-    method: Annotated[Method, typer.Option(help="Way to score labels.")] = "auto",
+    method: Annotated[Method, typer.Option(help="Method of scoring labels.")] = "auto",
     file: Annotated[
         Path | None,
         typer.Option(help='JSON lines {"id","text","labels","label"}, also compressed (.gz).'),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write one result per row to this file.")] = None,
-    concurrency: Annotated[int, typer.Option(min=1, max=1024, help="Requests at once.")] = 16,
+    concurrency: Annotated[
+        int, typer.Option(min=1, max=1024, help="Number of concurrent requests.")
+    ] = 16,
     limit: Annotated[int | None, typer.Option(min=1, help="Classify only the first rows.")] = None,
     url: UrlOption = None,
     as_json: JsonOption = False,

@@ -16,7 +16,7 @@ def doctor(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the gateway.")] = 8000,
     as_json: JsonOption = False,
 ) -> None:
-    """Check this machine, and show where a running suite listens; exit status 3 if something must be fixed."""
+    """Check this machine, and show the addresses of a running suite; exit status 3 if something must be fixed."""
     import msgspec
 
     from moesaic.cli.checks.listeners import row_of

@@ -9,10 +9,12 @@ from moesaic.cli.terminal.console import print_json, print_table, say
 from moesaic.cli.terminal.options import JsonOption, SchedulerOption, valid_text
 from moesaic.cli.terminal.outcome import CommandError, Exit
 
-app = typer.Typer(help="Experts: their traffic, their holders, their pins.", no_args_is_help=True)
+app = typer.Typer(
+    help="Experts: show their traffic and holders; pin them to workers.", no_args_is_help=True
+)
 
 LayerOption = Annotated[
-    int | None, typer.Option("--layer", min=0, help="A decoder layer (default: every one).")
+    int | None, typer.Option("--layer", min=0, help="Decoder layer (default: all).")
 ]
 
 
@@ -20,7 +22,7 @@ LayerOption = Annotated[
 def ls(
     layer: LayerOption = None, scheduler: SchedulerOption = "", as_json: JsonOption = False
 ) -> None:
-    """Show every expert: its part of the recent traffic, and the workers that hold it."""
+    """Show every expert: its share of the recent traffic, and the workers that hold it."""
     from moesaic.v1 import scheduler_pb2 as pb
 
     wanted = pb.GetPlacementRequest(), pb.SchedulerServiceGetActivationsRequest()
@@ -54,11 +56,11 @@ def pin(
     expert: Annotated[int, typer.Argument(min=0, help="Id of the expert.")],
     worker: Annotated[str, typer.Argument(callback=valid_text, help="Id of the expert worker.")],
     layer: LayerOption = None,
-    remove: Annotated[bool, typer.Option("--remove", help="Take the pin away.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the pin.")] = False,
     scheduler: SchedulerOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Have a worker hold an expert under every placement."""
+    """Keep an expert on a worker in all placements."""
     from moesaic.v1 import scheduler_pb2 as pb
 
     wish = pb.Pin(layer=layer, expert=expert, worker_id=worker)

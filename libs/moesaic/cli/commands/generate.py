@@ -15,14 +15,14 @@ def generate(
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 256,
     temperature: Annotated[
         float | None,
-        typer.Option(min=0, max=2, help="Randomness; 0 takes the likeliest token each time."),
+        typer.Option(min=0, max=2, help="Randomness; 0 always chooses the most likely token."),
     ] = None,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Continue PROMPT as it is, without a chat.")
+        bool, typer.Option("--raw", help="Continue PROMPT without the chat template.")
     ] = False,
     url: UrlOption = None,
 ) -> None:
-    """Stream the model's answer to PROMPT; its reasoning, if it is told apart, goes to standard error."""
+    """Stream the model's answer to PROMPT; separate reasoning goes to standard error."""
     import httpx
 
     from moesaic.cli.clients.gateway import client_settings, first_model, gateway_url, reported

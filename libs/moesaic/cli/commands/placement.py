@@ -25,13 +25,13 @@ app = typer.Typer(help="Placement of experts on workers: show, plan, change.", n
 
 PolicyOption = Annotated[
     str,
-    typer.Option(callback=valid_text, help="Plan with this policy (default: the one in force)."),
+    typer.Option(callback=valid_text, help="Policy to plan with (default: the current one)."),
 ]
 
 
 @app.command()
 def show(scheduler: SchedulerOption = "", as_json: JsonOption = False) -> None:
-    """Show the placement in force, its policy, and the last decisions."""
+    """Show the current placement, its policy, and the last decisions."""
     from moesaic.cli.clients.decisions import (
         COLUMNS,
         as_dict,
@@ -78,7 +78,7 @@ def plan(
     scheduler: SchedulerOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Show the plan that a policy makes now, with its predicted gain; nothing changes."""
+    """Show the plan that a policy would make now, with its predicted gain; changes nothing."""
     from moesaic.cli.clients.decisions import as_dict, plan_text
 
     made = _planned(scheduler_address(scheduler), policy)
@@ -94,13 +94,14 @@ def plan(
 @app.command()
 def diff(
     file: Annotated[
-        Path | None, typer.Argument(help="A plan (default: made now).", show_default=False)
+        Path | None,
+        typer.Argument(help="Plan to compare (default: a new one).", show_default=False),
     ] = None,
     policy: PolicyOption = "",
     scheduler: SchedulerOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Show the changes from the placement in force to that of a plan."""
+    """Show the changes from the current placement to that of a plan."""
     address = scheduler_address(scheduler)
     wanted = _read(file) if file is not None else _planned(address, policy)
     changes = _changes(address, wanted)
@@ -116,12 +117,12 @@ def diff(
 
 @app.command()
 def apply(
-    file: Annotated[Path, typer.Argument(help="A plan, as 'placement plan --out' writes it.")],
+    file: Annotated[Path, typer.Argument(help="Plan from 'placement plan --out'.")],
     timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait for workers.")] = 300,
     scheduler: SchedulerOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Make a plan the placement; refused if another was committed since it was made."""
+    """Apply a plan; fails if another placement was committed since it was made."""
     from moesaic.v1 import scheduler_pb2 as pb
 
     scheduler, wanted = scheduler_address(scheduler), _read(file)
@@ -144,7 +145,7 @@ def set_policy(
     scheduler: SchedulerOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Set the policy that re-places experts by traffic."""
+    """Set the policy that rebalances experts by traffic."""
     from moesaic.v1 import scheduler_pb2 as pb
 
     done = call(scheduler, pb.SchedulerServiceSetPolicyRequest(policy=name))

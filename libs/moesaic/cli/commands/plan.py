@@ -29,8 +29,8 @@ def plan(
     memory: Annotated[
         str,
         typer.Option(
-            help="Memory of the machine, and behind it of its GPUs: one size or several, such as 64G or 256G,80G "
-            "(default: what is free here).",
+            help="Memory of the machine, then of its GPUs, such as 64G or 256G,80G (default: the "
+            "free memory of this machine).",
         ),
     ] = "",
     as_json: JsonOption = False,

@@ -26,11 +26,13 @@ def run_batch(
         Path,
         typer.Option("--output-file", "-o", help="One result per line; - is standard output."),
     ],
-    max_inflight: Annotated[int, typer.Option(min=1, max=1024, help="Requests at once.")] = 32,
+    max_inflight: Annotated[
+        int, typer.Option(min=1, max=1024, help="Number of concurrent requests.")
+    ] = 32,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Answer the requests of a file, in the file's order; the same command again continues a stopped run."""
+    """Answer the requests of a file, in its order; repeat the command to continue a stopped run."""
     from moesaic.cli.clients.gateway import gateway_url
     from moesaic.cli.files.requests_input import STANDARD
     from moesaic.cli.files.requests_run import RequestsRun

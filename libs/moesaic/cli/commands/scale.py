@@ -25,7 +25,7 @@ app = typer.Typer(help="Numbers of attention and of expert workers.", no_args_is
 
 @app.command()
 def show(scheduler: SchedulerOption = "", as_json: JsonOption = False) -> None:
-    """Show the policy in force, the numbers that there are and that are wanted, and the last decisions."""
+    """Show the current policy, the current and wanted numbers of workers, and the last decisions."""
     from moesaic.cli.clients import scaling as client
     from moesaic.cli.clients.decisions import as_dict, print_decisions
     from moesaic.cli.clients.fleet import gather_facts
@@ -67,12 +67,12 @@ def to(
         ),
     ] = False,
     timeout: Annotated[
-        float, typer.Option(min=0, help="Seconds to wait until it is done; 0: do not wait.")
+        float, typer.Option(min=0, help="Seconds to wait for the change; 0: do not wait.")
     ] = 120,
     scheduler: SchedulerOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Want so many workers, and wait until they are there; in mode auto the policy then only advises."""
+    """Set the numbers of workers, and wait for them; in mode auto, the policy then only advises."""
     from moesaic.cli.clients.decisions import as_dict
     from moesaic.cli.clients.scaling import shape_text, state_text
     from moesaic.messages.scaling import read_shape
@@ -108,7 +108,7 @@ def to(
 def set_policy(
     values: dict[str, Any], scheduler: SchedulerOption = "", as_json: JsonOption = False
 ) -> None:
-    """Set the policy, or parts of it; what is not named stays."""
+    """Change the given parts of the policy."""
     from moesaic.cli.clients.scaling import policy_text
     from moesaic.v1 import scheduler_pb2 as pb
 

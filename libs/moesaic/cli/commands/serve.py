@@ -28,7 +28,7 @@ def serve(
     context: typer.Context,
     role: Annotated[Role, typer.Argument(help="Service to run.")],
 ) -> None:
-    """Run one service; all further flags are its own (see 'moesaic serve ROLE --help')."""
+    """Run one service; 'moesaic serve ROLE --help' lists its flags."""
     from importlib import import_module
 
     from moesaic.cli.suite.processes import module_of

@@ -14,7 +14,7 @@ def token(
     scope: Annotated[
         Literal["data", "admin"],
         typer.Option(
-            help="Calls that it allows: data is serving and looking, admin is everything."
+            help="Calls that the token allows: data for serving and reading, admin for all calls."
         ),
     ] = "admin",
     audience: Annotated[

@@ -21,15 +21,20 @@ app = typer.Typer(no_args_is_help=True, help="Record which experts traffic choos
 @app.command()
 def record(
     file: Annotated[Path, typer.Argument(help="File to write the trace to.")],
-    seconds: Annotated[float, typer.Option(min=0.1, help="Length; Ctrl-C ends it sooner.")] = 60,
+    seconds: Annotated[
+        float,
+        typer.Option(min=0.1, help="Length of the recording in seconds; Ctrl-C ends it early."),
+    ] = 60,
     max_rows: Annotated[
-        int, typer.Option(min=1, help="Stop after about so many rows.")
+        int, typer.Option(min=1, help="Stop after about this number of rows.")
     ] = 1_000_000,
     part: Annotated[str, typer.Option(help="Name for this recording.")] = "traffic",
-    append: Annotated[bool, typer.Option("--append", help="Keep what FILE holds already.")] = False,
+    append: Annotated[
+        bool, typer.Option("--append", help="Add to FILE instead of replacing it.")
+    ] = False,
     scheduler: SchedulerOption = "",
 ) -> None:
-    """Watch the attention workers of a running suite, and record the routing of the requests they serve."""
+    """Record the routing of requests by the attention workers of a running suite."""
     import asyncio
 
     from moesaic.cli.clients.traces import Recording

@@ -50,9 +50,9 @@ class SuiteOptions:
     topology: Annotated[
         Topology,
         option(
-            "Place of the experts: in every attention worker (local); in workers of their own (disaggregated); divided "
-            "among the attention workers, which pull each other's layer by layer (gathered); or divided among agents "
-            "with little memory each, which ask each other (edge).",
+            "Place of the experts. Local: in each attention worker. Disaggregated: in "
+            "expert workers. Gathered: divided among attention workers, which fetch them "
+            "layer by layer. Edge: divided among agents with little memory each.",
             metavar="[local|disaggregated|gathered|edge]",  # all-to-all is there to compare with
         ),
     ] = "disaggregated"
@@ -71,16 +71,20 @@ class SuiteOptions:
     standby_attention: Annotated[
         int,
         option(
-            "Further attention workers, loaded but without work until 'moesaic scale' wants them.",
+            "Further attention workers on standby: loaded, but without work until 'moesaic "
+            "scale' activates them.",
             min=0,
             max=64,
         ),
     ] = 0
-    standby_experts: Annotated[int, option("Further expert workers, likewise.", min=0, max=256)] = 0
+    standby_experts: Annotated[
+        int, option("Further expert workers on standby.", min=0, max=256)
+    ] = 0
     offload: Annotated[
         bool,
         option(
-            "local and gathered: keep experts in files, and only a few layers of them in memory.",
+            "Keep experts in files, and only a few layers of experts in memory (local and "
+            "gathered).",
             switch="--offload",
         ),
     ] = False
@@ -90,23 +94,23 @@ class SuiteOptions:
     memory: Annotated[
         str,
         option(
-            "Memory of an agent for the model: one size for all, such as 40M, or one for each, such as 40M,40M,80M "
-            "(default: enough for all experts).",
+            "Memory of each agent for the model: one size, such as 40M, or one for each "
+            "agent, such as 40M,40M,80M (default: enough for all experts).",
             panel=EDGE_PANEL,
         ),
     ] = ""
     link: Annotated[
         str,
         option(
-            "Rate, or rate and delay, of the links between agents, such as 500mbit,2ms; needs root. A frame has the "
-            "delay once on its way (default: no limits).",
+            "Rate, or rate and delay in one direction, of the links between agents, such as "
+            "500mbit,2ms; needs root (default: no limits).",
             panel=EDGE_PANEL,
         ),
     ] = ""
     memory_fraction: Annotated[
         float,
         option(
-            "Part of the free memory of the machine, and of each GPU, that the suite may take.",
+            "Share of the free memory of the machine, and of each GPU, that the suite may use.",
             min=0.05,
             max=1.0,
         ),
@@ -114,8 +118,8 @@ class SuiteOptions:
     devices: Annotated[
         str,
         option(
-            "Devices to share out among the workers; auto: all GPUs that torch sees, or the CPU where there are none "
-            "and for what needs it (--quantization, --offload, gathered and edge).",
+            "Devices for the workers; auto: all GPUs that torch finds, else the CPU. "
+            "--quantization, --offload, gathered and edge need the CPU.",
             metavar="auto|cpu|cuda:0,cuda:1",
         ),
     ] = "auto"
@@ -125,9 +129,7 @@ class SuiteOptions:
     )
     api_key: Annotated[
         str,
-        option(
-            "Key that callers must send; better given by the variable, hidden from other users."
-        ),
+        option("Key that callers must send; set it by the variable to hide it from other users."),
     ] = field(default="", repr=False)
     api_keys_file: Annotated[
         str,

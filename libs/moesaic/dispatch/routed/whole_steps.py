@@ -21,13 +21,14 @@ from moesaic.telemetry.tallied import TalliedHistogram
 EXCHANGE_BOUNDS_S = tuple(10e-6 * 1.25**n for n in range(36))  # to 25 ms
 EXCHANGES = TalliedHistogram(
     "moesaic_layer_exchange_seconds",
-    "One layer's exchange of one part of a step, from sending rows to the sum of all replies, less what "
-    "overlaps other parts",
+    "Time of the exchange of a layer, from sending rows to the sum of all replies, without "
+    "overlap with other parts of the step",
     EXCHANGE_BOUNDS_S,
 )
 BEYOND = TalliedHistogram(
     "moesaic_layer_beyond_computation_seconds",
-    "The same without what the slowest expert worker took to gate, choose and compute, as it says itself",
+    "Time of the exchange of a layer without the computation that its slowest expert worker "
+    "reports",
     EXCHANGE_BOUNDS_S,
 )
 PARTS_S = Counter(
