@@ -209,14 +209,22 @@ def test_sentences_of_docstrings_are_short() -> None:
     assert long == []
 
 
+METRICS = {"Counter", "Gauge", "Histogram", "TalliedHistogram"}
+
+
 def told_to_users() -> Iterator[tuple[Path, int, str]]:
     """Texts of settings, options, metrics and errors, as far as they are written out where they are used."""
     for file in python_files(*SOURCES):
         for node in ast.walk(tree_of(file)):
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-                texts = node.exc.args[:1]
+                texts = node.exc.args
             elif isinstance(node, ast.Call):
+                called = getattr(node.func, "id", getattr(node.func, "attr", ""))
                 texts = [k.value for k in node.keywords if k.arg in {"description", "help"}]
+                if called in METRICS:
+                    texts += node.args[1:2]
+                elif called == "option":
+                    texts += node.args[:1]
             else:
                 continue
             for text in texts:

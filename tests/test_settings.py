@@ -84,7 +84,11 @@ def test_rest_may_listen_everywhere_if_grpc_has_an_address():
         (ServiceSettings, "--host 10.0.0.5:8000", r"--host \(MOESAIC_HOST\): must be .*:8000"),
         (ServiceSettings, "--control-host http://x", r"--control-host \(MOESAIC_CONTROL_HOST\)"),
         *(
-            (ServiceSettings, f"--host ::1 --advertise-host {host}", r"--advertise-host .*dial")
+            (
+                ServiceSettings,
+                f"--host ::1 --advertise-host {host}",
+                r"--advertise-host .*connect to",
+            )
             for host in ("0.0.0.0", "::", "0", "[::]", "::ffff:0.0.0.0")
         ),
         (ServiceSettings, "--advertise-host a:8000", r"--advertise-host .*must be .*:8000"),
@@ -147,18 +151,18 @@ def test_flags_come_before_environment_before_files_before_defaults(secrets, mon
 def test_a_name_that_no_setting_has_is_refused_with_the_nearest(capsys, secrets, monkeypatch):
     monkeypatch.setenv("MOESAIC_QUANTISATION", "int8")
     assert refusal(capsys, ExpertSettings, "--model", "m") == (
-        "MOESAIC_QUANTISATION: there is no such variable, did you mean MOESAIC_QUANTIZATION?\n"
+        "MOESAIC_QUANTISATION: unknown variable, did you mean MOESAIC_QUANTIZATION?\n"
     )
     monkeypatch.setenv("MOESAIC_QUANTISATION", "")
 
     (secrets / "moesaic_sekret").touch()
-    assert "moesaic_sekret: there is no such setting, did you mean moesaic_secret?" in refusal(
+    assert "moesaic_sekret: unknown setting, did you mean moesaic_secret?" in refusal(
         capsys, ServiceSettings
     )
     (secrets / "moesaic_sekret").unlink()
 
     text = refusal(capsys, ServiceSettings, "--log-lvl", "debug")
-    assert text.startswith("--log-lvl: there is no such flag, did you mean --log-level?")
+    assert text.startswith("--log-lvl: unknown flag, did you mean --log-level?")
 
 
 def test_a_secret_that_cannot_be_used_is_not_told(capsys, monkeypatch):

@@ -67,7 +67,7 @@ class InProcessNetwork:
         """See ``Network.connect``."""
         found = self._hub.find(address)
         if found is None:
-            raise PeerLost(peer, f"nobody listens at {address}")
+            raise PeerLost(peer, f"no listener at {address}")
         far, handler = found
         if not hmac.compare_digest(self._secret, far._secret):
             raise PeerLost(peer, "auth failed: the cluster secrets differ")

@@ -83,7 +83,7 @@ def parse_api_keys(text: bytes) -> ApiKeys:
         field = place.strip("`").removeprefix("$").lstrip(".") or "tenants"
         raise InvalidInput(field, f"{problem[:1].lower()}{problem[1:]}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput("tenants", f"the file is not JSON: {error}") from error
+        raise InvalidInput("tenants", f"is not valid JSON: {error}") from error
     _check_unique(keys)
     return keys
 
@@ -108,10 +108,10 @@ def _check_unique(keys: ApiKeys) -> None:
     for i, tenant in enumerate(keys.tenants):
         if tenant.name in names:
             reserved = tenant.name == DEFAULT_TENANT
-            why = "is the tenant without keys of its own" if reserved else "is there twice"
+            why = "is the tenant without keys of its own" if reserved else "appears twice"
             raise InvalidInput(f"tenants[{i}].name", f"{tenant.name!r} {why}")
         names.add(tenant.name)
         for k, digest in enumerate(tenant.keys):
             if digest in digests:
-                raise InvalidInput(f"tenants[{i}].keys[{k}]", "is there twice")
+                raise InvalidInput(f"tenants[{i}].keys[{k}]", "appears twice")
             digests.add(digest)

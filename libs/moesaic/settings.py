@@ -190,7 +190,7 @@ class ServiceSettings(BaseSettings):
     @classmethod
     def _can_be_dialled(cls, host: str) -> str:
         if is_everywhere(host):
-            raise ValueError(f"{host} is no address that others can dial")
+            raise ValueError(f"{host} is not an address that others can connect to")
         return host
 
     @field_validator("advertise_host", "host", "control_host", "data_host", check_fields=False)
@@ -217,8 +217,8 @@ class ServiceSettings(BaseSettings):
         if is_everywhere(host) and not self.advertise_host:
             flag = setting.replace("_", "-")
             raise ValueError(
-                f"--{flag if own else 'host'} {host} listens everywhere, which is no address "
-                "others can dial; give the one they reach this process at with --advertise-host"
+                f"--{flag if own else 'host'} {host} listens on all addresses; give the address "
+                "that others connect to with --advertise-host"
                 + ("" if own else f", or one to listen on with --{flag}")
             )
         return self

@@ -263,7 +263,9 @@ class _Bounded:
             async with asyncio.timeout(BODY_S):
                 message = await self._receive()
         except TimeoutError:
-            raise HTTPException(408, f"no more of the body came within {BODY_S:g} s") from None
+            raise HTTPException(
+                408, f"the rest of the body did not arrive within {BODY_S:g} s"
+            ) from None
         if message["type"] == "http.request":
             self._complete = not message.get("more_body", False)
             self._left -= len(message.get("body", b""))

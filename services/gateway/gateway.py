@@ -101,7 +101,7 @@ class Gateway:
         """Count a request among those in the house, before it waits for anything; ``release`` ends that.
 
         Raises:
-            Overloaded: too many requests are in the house, or wait for workers, and none waits for its turn that has
+            Overloaded: too many requests are in flight, or wait for workers, and none waits for its turn that has
                 to leave for one of this tenant.
         """
         self._check_room(record, 1)
@@ -109,7 +109,7 @@ class Gateway:
             record.tenant
         ):
             metrics.rejections.labels("max_inflight").inc()
-            raise Overloaded(f"{self.num_inflight} requests are in the house")
+            raise Overloaded(f"{self.num_inflight} requests are in flight")
         self.num_inflight += 1
         self.idle.clear()
         record.admitted = True

@@ -175,7 +175,7 @@ class PlacementLoop:
         placed = {worker.worker_id for worker in current.workers}
         if {worker.worker_id for worker in placement.workers} != placed:  # it would not last
             names = ", ".join(sorted(placed))
-            raise InvalidInput("placement.workers", f"must be those that are placed: {names}")
+            raise InvalidInput("placement.workers", f"must be the placed workers: {names}")
         placement, own = own_part(placement), own_part(current)
         if placement.slots == own.slots and placement.workers == own.workers:
             return None

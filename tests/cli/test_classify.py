@@ -276,4 +276,4 @@ def test_without_a_server_the_command_says_what_to_do(ask: Run, command: list[st
     done = ask(*command, "--url", "http://127.0.0.1:1")
 
     assert done.returncode == 3
-    assert "nothing answers at http://127.0.0.1:1; start a suite with 'moesaic up'" in done.stderr
+    assert "no answer from http://127.0.0.1:1; start a suite with 'moesaic up'" in done.stderr

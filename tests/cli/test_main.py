@@ -74,7 +74,7 @@ def test_serve_hands_its_flags_to_the_service(ask: Run) -> None:
     done = ask("serve", "expert", "--slots-per-layr", "4")
     assert done.returncode == 2
     assert done.stderr == (
-        "--slots-per-layr: there is no such flag, did you mean --slots-per-layer? "
+        "--slots-per-layr: unknown flag, did you mean --slots-per-layer? "
         "('moesaic serve expert --help' lists them)\n"
     )
 

@@ -196,7 +196,7 @@ def test_what_was_stopped_goes_on_where_it_was(
     assert second.returncode == 2
     assert "another run is at it" in second.stderr
     assert process.returncode == 130
-    assert "interrupted; the same again goes on" in stderr
+    assert "interrupted; repeat the command to continue" in stderr
     assert "Traceback" not in stderr
     assert resumed.returncode == 0, resumed.stderr
     assert json.loads(resumed.stdout)["resumed"] == 5
@@ -260,7 +260,7 @@ def test_standard_input_and_output_and_compressed_files(
         (["-i", "in.jsonl", "-o", "model"], 2, "--output-file model: it is a directory"),
         (["-i", "in.jsonl", "-o", "model/../in.jsonl"], 2, "in.jsonl: it is the input"),
         (["-i", "in.jsonl", "-o", "-", "--json"], 2, "--json: standard output is taken"),
-        (["-i", "in.jsonl", "-o", "x", "--url", "http://127.0.0.1:1"], 3, "nothing answers at"),
+        (["-i", "in.jsonl", "-o", "x", "--url", "http://127.0.0.1:1"], 3, "no answer from"),
     ],
 )
 def test_what_keeps_it_from_starting_is_named(

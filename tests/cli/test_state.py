@@ -89,7 +89,7 @@ def test_a_disk_without_room_is_found_before_anything_is_written(small_disk: Pat
 
     assert caught.value.status == Exit.USAGE
     assert re.match(
-        rf"{directory}: 1\.0 MiB are free there, and a suite needs 16 MiB", str(caught.value)
+        rf"{directory}: only 1\.0 MiB are free, but a suite needs 16 MiB", str(caught.value)
     )
     assert not list(small_disk.iterdir())
 
@@ -117,7 +117,7 @@ def test_a_run_directory_that_cannot_be_written_is_said_and_not_thrown(tmp_path:
     (tmp_path / "lock").mkdir()  # as good as a read-only file system, also for root
 
     with (
-        pytest.raises(CommandError, match="cannot be written") as caught,
+        pytest.raises(CommandError, match="cannot write the suite") as caught,
         StateFile(tmp_path).held(),
     ):
         pass
@@ -159,7 +159,9 @@ def test_a_run_directory_that_others_could_use_is_refused(
     tmp_path.chmod(0o755)
     monkeypatch.setattr(Path, "chmod", chmod)
 
-    with pytest.raises(CommandError, match="another user's and open to others") as caught:
+    with pytest.raises(
+        CommandError, match="belongs to another user and is open to others"
+    ) as caught:
         StateFile(tmp_path).make_directory()
     assert caught.value.status == Exit.USAGE
 
@@ -168,7 +170,7 @@ def test_a_directory_that_is_no_suites_stays_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "lock").mkdir()  # as in /run
     tmp_path.chmod(0o755)
 
-    with pytest.raises(CommandError, match="open to others and holds what no suite") as caught:
+    with pytest.raises(CommandError, match="open to others and holds files of no suite") as caught:
         StateFile(tmp_path).make_directory()
 
     assert caught.value.status == Exit.USAGE

@@ -73,7 +73,7 @@ def test_the_secret_of_a_suite_that_has_ended_is_not_used(
     StateFile().write_secret("left by a suite that was killed")
 
     with pytest.raises(
-        CommandError, match=r"no secret to make it from: .*MOESAIC_SECRET"
+        CommandError, match=r"no secret to make a token from: .*MOESAIC_SECRET"
     ) as caught:
         token(scope="admin", audience="*", seconds=60)
     assert caught.value.status == Exit.UNHEALTHY

@@ -208,7 +208,7 @@ def test_flags_and_threads_reach_the_services(start: Start, suite: Wait, house: 
         (["--model", "services"], {}, 2, "--model services: "),
         (["--no-enable-prefix-caching", "--model", "nowhere"], {}, 2, "--model nowhere: no such"),
         (["--api-key", "-a-key", "--model", "nowhere"], {}, 2, "--model nowhere: no such"),
-        (["--no-offload"], {}, 2, "--no-offload: there is no such flag"),
+        (["--no-offload"], {}, 2, "--no-offload: unknown flag"),
         (["--slots-per-layer", "3"], {}, 2, "give --slots-per-layer 4 or more --experts"),
         (["--topology", "local", "--experts", "2"], {}, 2, "--experts: the local topology"),
         (["--topology", "mesh"], {}, 2, "mesh"),
@@ -219,7 +219,7 @@ def test_flags_and_threads_reach_the_services(start: Start, suite: Wait, house: 
             ["--attension", "2"],
             {},
             2,
-            "--attension: there is no such flag, did you mean --attention?",
+            "--attension: unknown flag, did you mean --attention?",
         ),
         (["--quantisation", "int8"], {}, 2, "did you mean --quantization?"),
         (["--exchange", "case-9"], {}, 2, "--exchange (MOESAIC_EXCHANGE): input should be"),
@@ -233,8 +233,8 @@ def test_flags_and_threads_reach_the_services(start: Start, suite: Wait, house: 
         ),
         (["--secret", "hidden"], {}, 2, "--secret: give it as MOESAIC_SECRET"),
         (["--kv-blocks"], {}, 2, "Option '--kv-blocks' requires an a"),
-        (["-x"], {}, 2, "-x: there is no such flag"),
-        ([], {"MOESAIC_ATTENSION": "2"}, 2, "MOESAIC_ATTENSION: there is no such variable"),
+        (["-x"], {}, 2, "-x: unknown flag"),
+        ([], {"MOESAIC_ATTENSION": "2"}, 2, "MOESAIC_ATTENSION: unknown variable"),
         (
             [],
             {"MOESAIC_LOAD_SHARE": "x"},
@@ -294,7 +294,9 @@ def test_a_file_in_place_of_the_run_directory_is_named(
     up = ask(*UP, *flags)
 
     assert up.returncode == 2
-    assert up.stderr.startswith(f"moesaic: {house / 'run'}: the suite keeps its logs there")
+    assert up.stderr.startswith(
+        f"moesaic: {house / 'run'}: cannot create this directory for the suite's logs"
+    )
     assert ask("status").returncode == 3
 
 

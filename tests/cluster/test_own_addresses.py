@@ -125,8 +125,7 @@ async def test_another_address_under_the_name_ends_the_service_in_order(network)
     (error,) = ended.value.exceptions
     assert isinstance(error, NotReady)
     assert str(error) == (
-        "data_host: its address under the name expert.tensors is now 127.0.0.7, "
-        "was 127.0.0.5; starting again"
+        "data_host: the address of expert.tensors changed from 127.0.0.5 to 127.0.0.7; restarting"
     )
     assert closed
 

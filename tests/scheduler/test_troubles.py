@@ -170,7 +170,7 @@ async def test_a_placement_that_would_not_last_is_not_applied(suite):
             request = pb.ApplyPlacementRequest(
                 placement=encode_placement(only_a), base_epoch=first.epoch
             )
-            with pytest.raises(grpc.aio.AioRpcError, match="must be those that are placed: a, b"):
+            with pytest.raises(grpc.aio.AioRpcError, match="must be the placed workers: a, b"):
                 await stub.ApplyPlacement(request)
         assert await suite.until_epoch(1) == first
 

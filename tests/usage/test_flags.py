@@ -46,10 +46,10 @@ def test_a_command_line_is_read_to_its_last_word() -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("--num-slot 3", "--num-slot: there is no such flag, did you mean --num-slots?"),
-        ("--no-keap", "--no-keap: there is no such flag, did you mean --no-keep?"),
-        ("--xyzzy", "--xyzzy: there is no such flag"),
-        ("near", "near: there is no such flag, flags begin with --"),
+        ("--num-slot 3", "--num-slot: unknown flag, did you mean --num-slots?"),
+        ("--no-keap", "--no-keap: unknown flag, did you mean --no-keep?"),
+        ("--xyzzy", "--xyzzy: unknown flag"),
+        ("near", "near: unknown flag, flags begin with --"),
         ("--name", "--name: a value is needed (<str>), got nothing"),
         ("--name --way near", "--name: a value is needed (<str>), got --way"),
         ("--keep=false", "--keep: takes no value, got 'false'"),

@@ -64,12 +64,12 @@ def test_every_name_in_the_sources_is_in_the_list_and_every_name_in_the_list_is_
 def test_a_misspelt_variable_is_answered_with_the_nearest(name: str, meant: str) -> None:
     (problem,) = unknown_variables({name: "1", "PATH": "x"})
 
-    assert problem == f"{name}: there is no such variable, did you mean {meant}?"
+    assert problem == f"{name}: unknown variable, did you mean {meant}?"
 
 
 def test_what_is_like_no_variable_gets_no_proposal() -> None:
     assert unknown_variables({"MOESAIC_XYZZY_WIDGETS": "1"}) == [
-        "MOESAIC_XYZZY_WIDGETS: there is no such variable"
+        "MOESAIC_XYZZY_WIDGETS: unknown variable"
     ]
 
 

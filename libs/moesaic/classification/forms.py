@@ -174,7 +174,7 @@ def tidied(labels: Sequence[Label], field: str, least: int) -> list[Label]:
         if not name:
             raise InvalidInput(f"{field}[{i}]", "must not be blank")
         if name in seen:
-            raise InvalidInput(f"{field}[{i}]", f"must be unique, {short(name)} is there already")
+            raise InvalidInput(f"{field}[{i}]", f"must be unique; {short(name)} appears twice")
         seen.add(name)
     return tidy
 

@@ -78,8 +78,8 @@ def check_exposure(settings: ServiceSettings, host: str, flag: str) -> None:
         return
     raise InvalidInput(
         "--secret (MOESAIC_SECRET)",
-        f"is required to listen on {host} (--{flag}), where others could give this service orders: "
-        "give all services of the cluster the same secret, 'openssl rand -hex 32' makes one; or "
+        f"is required to listen on {host} (--{flag}), where other machines could send it commands. "
+        "Give all services of the cluster the same secret ('openssl rand -hex 32' makes one), or "
         "listen on 127.0.0.1",
     )
 
@@ -109,13 +109,13 @@ async def _watch(names: Mapping[str, str], in_use: Mapping[str, str]) -> None:
     while True:
         await asyncio.sleep(_LOOK_EVERY_S)
         if data_address and interface_of(data_address) not in (interface, None):
-            raise NotReady(f"data_host: {data_address} has left {interface}; starting again")
+            raise NotReady(f"data_host: {data_address} is no longer on {interface}; restarting")
         for setting, address in in_use.items():
             if is_of_this_machine(address):  # takes microseconds, and is mostly true
                 continue
             own = await asyncio.to_thread(own_addresses_of, names[setting])
             if own and address not in own:
                 raise NotReady(
-                    f"{setting}: its address under the name {names[setting]} is now {own[0]}, "
-                    f"was {address}; starting again"
+                    f"{setting}: the address of {names[setting]} changed from {address} "
+                    f"to {own[0]}; restarting"
                 )

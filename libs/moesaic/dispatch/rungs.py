@@ -77,7 +77,7 @@ class RungLoader:
         if self._most is not None and (needed := num_united * len(self._layers)) > self._most:
             raise InvalidInput(
                 "expert_memory_bytes",
-                f"leaves room for {self._most} united experts, and way {rung.way} has {needed}; give more "
+                f"leaves room for {self._most} united experts, but way {rung.way} has {needed}; give more "
                 "memory, or set a larger way",
             )
         ids = [rung.weights_id(first + j, first) for j in range(num_united)]

@@ -25,25 +25,23 @@ class BrownoutPolicy(Order, frozen=True, kw_only=True, tag="brownout-policy.v1")
     mode.
 
     Attributes:
-        mode: off, manual (thresholds as set), paper (by measured latencies) or auto (by predicted
-            latencies; requests are refused if that does not suffice). The default is off: nothing
-            is degraded silently.
-        prefill_threshold: in mode ``manual``: share of choices whose own experts stay, 0 to 1.
-        decode_threshold: in mode ``manual``: the same for generated tokens.
+        mode: off, manual (given thresholds), paper (by measured latencies), or auto (by predicted latencies, with
+            shedding if needed). Off is the default, so that nothing is degraded silently.
+        prefill_threshold: in mode ``manual``: share of expert choices that stay exact for prompts, 0 to 1.
+        decode_threshold: in mode ``manual``: share of expert choices that stay exact for generated tokens, 0 to 1.
         slo_ttft_s: target for 90 of 100 first tokens, queueing included, in seconds.
         slo_tpot_s: target for 90 of 100 later tokens, in seconds.
-        exact_slo_ttft_s: target for first tokens of exact requests, in seconds; 0: that of standard ones.
-        exact_slo_tpot_s: target for their later tokens, in seconds; 0: that of standard ones.
-        exact_wait_s: longest predicted wait of an exact request, in seconds; beyond it, it is refused.
-        warning: mode ``paper``: below this part of a target a threshold grows.
-        increment: mode ``paper``: step by which a threshold grows.
-        shrink: mode ``paper``: above its target a threshold is multiplied by this.
-        min_prefill_threshold: least threshold of prompts.
-        min_decode_threshold: least threshold of generated tokens.
-        window_s: seconds for which latencies count.
-        way: experts of one group, which has one united expert; 0: there are none, and degraded
-            choices are dropped.
-        rule: the experts that stay: those that most rows chose (tokens), or as many on each worker (instances).
+        exact_slo_ttft_s: target for first tokens of exact requests, in seconds; 0: that of standard requests.
+        exact_slo_tpot_s: target for later tokens of exact requests, in seconds; 0: that of standard requests.
+        exact_wait_s: longest predicted wait of an exact request, in seconds; requests over it are rejected.
+        warning: in mode ``paper``: share of a target below which its threshold grows.
+        increment: in mode ``paper``: step by which a threshold grows.
+        shrink: in mode ``paper``: factor of a threshold while its target is missed.
+        min_prefill_threshold: lowest threshold of prompts.
+        min_decode_threshold: lowest threshold of generated tokens.
+        window_s: time for which latencies count, in seconds.
+        way: number of experts that share a united expert; 0: without united experts, tokens go to fewer experts.
+        rule: experts that stay: those chosen by most rows (tokens), or equally many on each worker (instances).
     """
 
     mode: BrownoutMode = "off"

@@ -56,22 +56,21 @@ class ScalingPolicy(Order, frozen=True, kw_only=True, tag="scaling-policy.v1"):
     """Settings of operators; they outlive every scheduler.
 
     Attributes:
-        mode: off (numbers are as operators want them), advise (better ones are reported) or auto (and carried out).
-        min_attention: fewest attention workers.
-        max_attention: most of them; 0: as many as there are.
-        min_experts: fewest expert workers.
-        max_experts: most of them; 0: as many as there are.
+        mode: off (operators set the numbers of workers), advise (report better numbers) or auto (apply them).
+        min_attention: smallest number of attention workers.
+        max_attention: largest number of attention workers; 0: all available.
+        min_experts: smallest number of expert workers.
+        max_experts: largest number of expert workers; 0: all available.
         attention_cost: cost of one attention worker for an hour, in any unit.
         expert_cost: cost of one expert worker for an hour, in the same unit.
-        slo_ttft_s: target for first tokens, in seconds; 0: that of the policy of brownout.
-        slo_tpot_s: target for later tokens, in seconds; 0: that of the policy of brownout.
-        attainment: part of the requests that shall meet both targets, such as 0.9.
+        slo_ttft_s: target for first tokens, in seconds; 0: that of the brownout policy.
+        slo_tpot_s: target for later tokens, in seconds; 0: that of the brownout policy.
+        attainment: share of requests that must meet both targets, such as 0.9.
         interval_s: seconds between decisions.
-        cool_down_s: seconds without an action after one; an action that reverts it waits twice as
-            long, unless a target is missed.
-        window_s: seconds of arrivals that are replayed.
-        headroom: factor on the rate of replayed arrivals, for growth before the next decision.
-        gain: least part of the cost that removing workers must save.
+        cool_down_s: seconds from an action to the next; its reversal waits twice as long, unless a target is missed.
+        window_s: seconds of recorded arrivals to replay.
+        headroom: factor on the rate of replayed arrivals, for growth until the next decision.
+        gain: smallest share of the cost that removing workers must save.
     """
 
     mode: ScalingMode = "off"

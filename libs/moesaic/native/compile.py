@@ -69,7 +69,7 @@ def compile_into(directory: Path, variant: str) -> Path:
     """
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
-        raise OSError("there is no C compiler")
+        raise OSError("no C compiler found")
     directory.mkdir(parents=True, exist_ok=True)
     target = directory / _name(variant)
     sources = sorted(_SOURCES.rglob("*.c"))

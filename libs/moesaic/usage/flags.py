@@ -157,7 +157,7 @@ def read_flags(flags: Sequence[Flag], arguments: Sequence[str]) -> dict[str, str
         flag = known.get(name)
         if flag is None:
             wanted = proposal(name, known) if name.startswith("-") else ", flags begin with --"
-            raise WrongFlag(f"{name}: there is no such flag{wanted}")
+            raise WrongFlag(f"{name}: unknown flag{wanted}")
         if not flag.form:
             if has_value:
                 raise WrongFlag(f"{name}: takes no value, got {value!r}")

@@ -21,7 +21,7 @@ HELP = Flag(
     on=False,
 )
 SOURCES = (
-    "A flag such as --log-level comes before the variable MOESAIC_LOG_LEVEL, and that before a file "
+    "A flag such as --log-level overrides the variable MOESAIC_LOG_LEVEL. The variable overrides a file "
     "moesaic_log_level in /run/secrets or the directory MOESAIC_SECRETS_DIR."
 )
 

@@ -100,7 +100,7 @@ def unknown_variables(
     known = OTHERS | settings() | frozenset(more)
     named = sorted(name for name, value in environment.items() if value and _is_ours(name))
     return [
-        f"{name}: there is no such variable{proposal(name.upper(), known)}"
+        f"{name}: unknown variable{proposal(name.upper(), known)}"
         for name in named
         if name.upper() not in known and not _is_link(name.upper(), environment[name])
     ]
@@ -110,7 +110,7 @@ def unknown_files(directory: Path, more: Collection[str] = frozenset()) -> list[
     """Write the same for files of secrets, named like variables in lower case."""
     known = {name.lower() for name in OTHERS | settings() | frozenset(more)}
     return [
-        f"{directory / name}: there is no such setting{proposal(name.lower(), known)}"
+        f"{directory / name}: unknown setting{proposal(name.lower(), known)}"
         for name in _ours_in(directory)
         if name.lower() not in known
     ]

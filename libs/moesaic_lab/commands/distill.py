@@ -102,7 +102,9 @@ def distill(
             _require_start(start, out, joint_steps)
             manifests = _distilled(directory, data, ways, tokens, recipe, start, out, threads)
     except KeyboardInterrupt:
-        raise CommandError("interrupted; the same again goes on", Exit.INTERRUPTED) from None
+        raise CommandError(
+            "interrupted; repeat the command to continue", Exit.INTERRUPTED
+        ) from None
     elapsed_s = time.monotonic() - began
     if as_json:
         print_json({"elapsed_s": round(elapsed_s, 1), "ways": [_summary(m) for m in manifests]})

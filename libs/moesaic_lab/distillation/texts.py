@@ -139,7 +139,7 @@ def _document(place: str, line: bytes, tokenizer: Tokenizer, render: Render) -> 
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise InvalidInput("--data", f"{place} is no JSON: {error}") from error
+        raise InvalidInput("--data", f"{place} is not valid JSON: {error}") from error
     text = row.get("text") if isinstance(row, dict) else None
     messages = row.get("messages") if isinstance(row, dict) else None
     if isinstance(text, str):

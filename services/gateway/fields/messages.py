@@ -52,7 +52,7 @@ class FunctionWire(BodyPart):
     def _parameters_are_a_schema(cls, schema: dict[str, Any] | None) -> dict[str, Any] | None:
         mistake = _mistake_in(schema or {})
         if mistake:
-            raise ValueError(f"is no JSON schema of an object: {mistake}")
+            raise ValueError(f"is not a JSON schema of an object: {mistake}")
         return schema
 
 
@@ -85,7 +85,7 @@ def _names_differ(tools: list[ToolWire]) -> list[ToolWire]:
     seen: set[str] = set()
     for i, tool in enumerate(tools):
         if tool.function.name in seen:
-            raise ValueError(f"tools[{i}].function.name: {tool.function.name!r} is there twice")
+            raise ValueError(f"tools[{i}].function.name: {tool.function.name!r} appears twice")
         seen.add(tool.function.name)
     return tools
 

@@ -136,7 +136,7 @@ def _put_together(gateway: Gateway, body: GenerativeScoringWire) -> list[Read]:
         if token_id >= vocab_size:
             raise InvalidInput(f"label_token_ids[{i}]", f"must be in 0..{vocab_size - 1}")
         if token_id in seen:
-            fix = f"must be unique, {token_id} is there already"
+            fix = f"must be unique; {token_id} appears twice"
             raise InvalidInput(f"label_token_ids[{i}]", fix)
         seen.add(token_id)
     candidates = tuple((token_id,) for token_id in body.label_token_ids)

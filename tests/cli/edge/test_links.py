@@ -77,7 +77,7 @@ def test_a_link_is_read_with_its_units(text: str, link: LinkShape) -> None:
         ("2ms,500mbit", "such as 500mbit,2ms"),
         ("500mbit,2ms,1", "such as 500mbit,2ms"),
         ("-5mbit", "such as 500mbit,2ms"),
-        ("9kbit", "the least rate is 10kbit"),
+        ("9kbit", "the lowest rate is 10kbit"),
         ("1gbit,11s", "the longest delay is 10s"),
     ],
 )
@@ -116,8 +116,8 @@ def test_agents_with_cables_are_machines_of_their_own() -> None:
     ("env", "flags", "says"),
     [
         ({"REDIS_URL": "redis://127.0.0.1:6379"}, (), "--link: agents .* unset REDIS_URL"),
-        ({}, ("--transports=shm",), "--transports: with --link"),
-        ({"PATH": "/nowhere"}, (), "--link: there is no ip command; install iproute2"),
+        ({}, ("--transports=shm",), "--transports: --link sends tensors"),
+        ({"PATH": "/nowhere"}, (), "--link: command ip not found; install iproute2"),
     ],
 )
 def test_links_that_cannot_serve_are_refused(
@@ -141,7 +141,7 @@ def test_without_the_right_links_are_refused_with_the_reason(
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    with pytest.raises(CommandError, match=r"cannot be made here .*not permitted.*run as root"):
+    with pytest.raises(CommandError, match=r"cannot be created .*not permitted.*run as root"):
         check_links("", ())
 
 

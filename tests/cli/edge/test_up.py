@@ -44,7 +44,7 @@ def test_an_edge_suite_has_agents(
         (["--link", "fast"], {}, "--link fast: it must be a rate"),
         (["--memory-bytes=4"], {}, "--memory-bytes: give it as --memory"),
         (["--activation-window-s=0"], {}, "--activation-window-s (MOESAIC_ACTIVATION_WINDOW_S)"),
-        (["--slots=2"], {}, "--slots: there is no such flag"),
+        (["--slots=2"], {}, "--slots: unknown flag"),
         (["--memory", "40"], {}, "--memory 40: it must be a number with"),
     ],
 )

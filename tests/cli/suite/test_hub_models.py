@@ -57,9 +57,7 @@ def test_an_unknown_model_is_wrong_use(run: Run, house: Path, hub: Hub) -> None:
     cache = hub.variables(house / "cache")
     refused = run("up", "--model", "acme/unknown", **cache)
     assert refused.returncode == 2
-    assert refused.stderr.startswith(
-        "moesaic: --model: acme/unknown: there is neither such a directory"
-    )
+    assert refused.stderr.startswith("moesaic: --model: acme/unknown: no such directory here")
     assert refused.stderr.count("\n") == 1
 
 
@@ -74,7 +72,7 @@ def outside(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [
-        (("up",), 2, "moesaic: --model: the demo model is in clones of Moesaic alone"),
+        (("up",), 2, "moesaic: --model: the demo model exists only in a clone of Moesaic"),
         (("up", "--model", "models/demo"), 2, "moesaic: --model models/demo: no such directory"),
         (("plan", "--model", "models/demo"), 2, "moesaic: --model models/demo: no such directory"),
         (("doctor",), None, "give a model directory, or a repository"),
@@ -111,5 +109,5 @@ def test_ctrl_c_ends_a_download_and_leaves_no_half_files(
     _, err = process.communicate()
 
     assert process.returncode == 130
-    assert "interrupted; the same again goes on" in err
+    assert "interrupted; repeat the command to fetch the missing files" in err
     assert list((house / "cache").rglob("*.incomplete")) == []

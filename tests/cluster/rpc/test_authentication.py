@@ -328,7 +328,7 @@ async def test_the_health_probe_shows_the_certificate_of_the_service(certificate
     [
         ({"tls_key": ""}, r"--tls-key \(MOESAIC_TLS_KEY\) is missing"),
         ({"tls_ca": "/nowhere.pem"}, r"--tls-ca \(MOESAIC_TLS_CA\) /nowhere.pem: cannot be read"),
-        ({"tls_cert": __file__}, r"--tls-cert \(MOESAIC_TLS_CERT\) .* is no PEM file"),
+        ({"tls_cert": __file__}, r"--tls-cert \(MOESAIC_TLS_CERT\) .* is not a PEM file"),
     ],
 )
 async def test_certificates_that_do_not_go_together_are_named(certificates, changed, why):

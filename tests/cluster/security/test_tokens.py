@@ -36,11 +36,14 @@ def test_a_token_opens_its_scope_at_its_audience_and_admin_opens_all(tokens):
 @pytest.mark.parametrize(
     ("token", "why"),
     [
-        ("", "no token of a cluster"),
-        ("admin:*:1790000060:00:é", "no token of a cluster"),
-        ("x" * 600, "no token of a cluster"),
+        ("", "not a token of a cluster"),
+        ("admin:*:1790000060:00:é", "not a token of a cluster"),
+        ("x" * 600, "not a token of a cluster"),
         (Tokens(b"another", Clock()).new("admin"), "another secret: .*MOESAIC_SECRET"),
-        (Tokens(b"the secret", Clock()).new("admin", "expert-1"), "for expert-1, this is expert-0"),
+        (
+            Tokens(b"the secret", Clock()).new("admin", "expert-1"),
+            "for expert-1, but this is expert-0",
+        ),
     ],
     ids=["empty", "not-ascii", "long", "another-secret", "another-audience"],
 )
@@ -59,7 +62,7 @@ def test_no_part_of_a_token_can_be_changed(tokens):
 
 
 def test_a_data_token_does_not_open_what_operators_may(tokens):
-    with pytest.raises(TokenRefused, match="allows data, this call needs admin") as refused:
+    with pytest.raises(TokenRefused, match="allows data, but this call needs admin") as refused:
         tokens.check(tokens.new("data"), "admin", "expert-0")
     assert refused.value.allowed_more
 
@@ -74,7 +77,7 @@ def test_clocks_may_differ_by_minutes_and_no_more(tokens, clock, skew_s):
     with pytest.raises(TokenRefused, match=r"expired 30[0-9] s ago.*clocks"):
         tokens.check(fresh, "data", "e")
     clock.now_s = NOW_S
-    with pytest.raises(TokenRefused, match=r"more than the 86400.*clocks"):
+    with pytest.raises(TokenRefused, match=r"more than the limit of 86400.*clocks"):
         tokens.check(tokens.new("data", lifetime_s=MAX_LIFETIME_S + SKEW_S + 2), "data", "e")
 
     patient = Tokens(b"the secret", clock, skew_s=3600)

@@ -229,7 +229,7 @@ def test_a_template_gets_each_field_that_it_reads(
 
 FUNCTION = TOOL["function"]
 BAD: list[tuple[dict[str, Any], str, str]] = [
-    ({"tools": [TOOL, TOOL]}, "tools", "is there twice"),
+    ({"tools": [TOOL, TOOL]}, "tools", "appears twice"),
     ({"tools": [NOW] * 513}, "tools", "at most 512"),
     ({"tools": [{**TOOL, "function": {"name": "a b"}}]}, "tools[0].function.name", "letters"),
     (

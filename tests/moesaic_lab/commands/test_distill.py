@@ -162,7 +162,7 @@ def test_ctrl_c_ends_it_and_the_same_command_goes_on(
     process.send_signal(signal.SIGINT)
 
     assert process.wait() == 130
-    assert process.stderr.read().endswith("interrupted; the same again goes on\n")
+    assert process.stderr.read().endswith("interrupted; repeat the command to continue\n")
     short = arguments(models["qwen3_moe"], data, out=out, ways="2,4", **{"joint-steps": 1})
     again = ask(*short)
     assert "united experts:" not in again.stderr  # all layers were done

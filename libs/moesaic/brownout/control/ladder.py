@@ -125,13 +125,13 @@ class Ladder:
         if not exact:
             if rung.shedding:
                 raise Overloaded(
-                    f"shed: the queue takes {rung.wait_s:.2f} s at the lowest thresholds, the target of "
+                    f"shed: the queue takes {rung.wait_s:.2f} s at the lowest thresholds, but the target for "
                     f"a first token is {policy.slo_ttft_s:g} s",
                     rung.retry_after_s,
                 )
         elif policy.mode == "auto" and rung.wait_s > policy.exact_wait_s:
             raise Overloaded(
-                f"an exact request would wait for {rung.wait_s:.2f} s, at most "
+                f"an exact request would wait {rung.wait_s:.2f} s, but at most "
                 f"{policy.exact_wait_s:g} s are allowed",
                 rung.retry_after_s,
             )

@@ -16,9 +16,8 @@ def check_exposure(host: str, wants_key: bool, no_auth: bool) -> None:
     """
     if not (wants_key or no_auth or is_loopback(host) or is_loopback(_address_of(host))):
         raise CommandError(
-            f"--host {host}: others could use the gateway; set {API_KEY_VARIABLE} to the key they "
-            "must send, name the keys of several tenants with --api-keys-file, or serve everyone "
-            "with --no-auth",
+            f"--host {host}: others could use the gateway; set {API_KEY_VARIABLE} to a key, "
+            "give the keys of several tenants with --api-keys-file, or serve everyone with --no-auth",
             Exit.USAGE,
         )
 

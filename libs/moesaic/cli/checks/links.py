@@ -21,24 +21,25 @@ def check_links(redis_url: str, settings: Iterable[str]) -> None:
     """
     for command, package in PACKAGES.items():
         if shutil.which(command) is None:
-            raise _refused(f"there is no {command} command; install {package}, or leave it out")
+            raise _refused(f"command {command} not found; install {package}, or omit the option")
     try:
         call("unshare", "--net", "--ipc", "true")
     except LinkFailed as error:
         raise _refused(
-            f"network namespaces cannot be made here ({error}); run as root, in a container with "
-            "--privileged, or leave it out"
+            f"network namespaces cannot be created ({error}); run as root, in a container with "
+            "--privileged, or omit the option"
         ) from error
     if redis_url and not redis_url.startswith("unix://"):
         raise _refused(
-            "agents in networks of their own reach no other; unset REDIS_URL to get a server of "
-            "the suite's own"
+            "agents in separate networks cannot reach other hosts; unset REDIS_URL to start a "
+            "server for the suite"
         )
     for setting in settings:
         flag = setting.partition("=")[0]
         if flag in ("--transports", "--node"):
             raise CommandError(
-                f"{flag}: with --link tensors go over the links; leave one of them out", Exit.USAGE
+                f"{flag}: --link sends tensors over its links; omit one of the two options",
+                Exit.USAGE,
             )
 
 

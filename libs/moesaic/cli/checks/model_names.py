@@ -31,7 +31,7 @@ def given_model(model: str) -> str:
     demo = None if model else demo_model()
     if not model and demo is None:
         raise CommandError(
-            "--model: the demo model is in clones of Moesaic alone, and this is none; give a model directory, or a "
+            "--model: the demo model exists only in a clone of Moesaic; give a model directory, or a "
             "repository of the Hugging Face hub as owner/name",
             Exit.USAGE,
         )
@@ -95,7 +95,7 @@ def _interruptible(model: str, weights: bool, show: "OnBytes") -> Path:
         return found.result()
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rest takes little more than a second
-        say("moesaic: interrupted; the same again goes on with the files that are missing")
+        say("moesaic: interrupted; repeat the command to fetch the missing files")
         given_up.set()
         thread.join(CLEAN_UP_S)
         _remove_half_files()

@@ -25,9 +25,9 @@ def check_config(model: str) -> "ModelConfig":
 
     if not os.path.isdir(model):
         raise CommandError(
-            f"--model {model}: no such directory; give one with config.json, tokenizer.json and "
-            "safetensors files, or a repository of the Hugging Face hub as owner/name (as "
-            "owner/name@revision where a directory is named like the owner)",
+            f"--model {model}: no such directory. Give one with config.json, tokenizer.json and "
+            "safetensors files, or a repository of the Hugging Face hub as owner/name. "
+            "If a directory has the owner's name, give owner/name@revision",
             Exit.USAGE,
         )
     try:
@@ -102,8 +102,8 @@ def check_cluster(url: str, cluster: str, names: Collection[str]) -> None:
     if taken := asyncio.run(_taken(url, cluster, names)):
         raise CommandError(
             f"REDIS_URL: a suite is registered there already ({', '.join(taken)} of cluster "
-            f"{cluster!r}); stop it, give this one a cluster of its own with MOESAIC_CLUSTER=NAME, "
-            "or unset REDIS_URL to get a server of the suite's own",
+            f"{cluster!r}). Stop it, set another cluster with MOESAIC_CLUSTER=NAME, "
+            "or unset REDIS_URL to start a server for the suite",
             Exit.USAGE,
         )
 

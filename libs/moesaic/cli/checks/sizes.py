@@ -32,7 +32,7 @@ def read_size(flag: str, text: str) -> int:
         )
     size = int(float(found[1]) * unit)
     if size < 1:
-        raise CommandError(f"{flag} {text}: it must be more than nothing, such as 40M", Exit.USAGE)
+        raise CommandError(f"{flag} {text}: it must be more than 0, such as 40M", Exit.USAGE)
     return size
 
 

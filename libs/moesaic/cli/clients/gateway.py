@@ -47,13 +47,13 @@ def reported(url: str) -> Iterator[None]:
     except httpx.HTTPStatusError as error:
         if error.response.status_code == 401:
             raise CommandError(
-                f"{url} wants an API key; set {API_KEY_VARIABLE} to the right one"
+                f"{url} requires an API key; set {API_KEY_VARIABLE} to the right one"
             ) from error
         status = Exit.UNHEALTHY if error.response.status_code == 503 else Exit.ERROR
         raise CommandError(problem_of(error.response)["message"], status) from error
     except httpx.ConnectError as error:
         raise CommandError(
-            f"nothing answers at {url}; start a suite with 'moesaic up', or give its address with "
+            f"no answer from {url}; start a suite with 'moesaic up', or give its address with "
             "--url or MOESAIC_URL",
             Exit.UNHEALTHY,
         ) from error

@@ -59,9 +59,9 @@ def new(
     file: FileOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Make a key and print it once. Keep it: only its digest is stored.
+    """Make a key and print it once. Save it: only its digest is stored.
 
-    The digest goes into --file, if one is given; a tenant that stands there already keeps its old keys.
+    The digest is added to --file, if given; a tenant that is already in it keeps its old keys.
     """
     from moesaic.api_keys import ApiKeys, digest_of, new_api_key
 
@@ -91,9 +91,9 @@ def new(
 
 @app.command()
 def ls(file: FileOption = "", as_json: JsonOption = False) -> None:
-    """Show the tenants of a file: the beginnings of their keys' digests, scopes and limits."""
+    """Show the tenants in a file, with their scopes, limits, and the first characters of their keys' digests."""
     if not file:
-        raise CommandError(f"--file ({KEYS_FILE_VARIABLE}): say which file of keys", Exit.USAGE)
+        raise CommandError(f"--file ({KEYS_FILE_VARIABLE}): name the file of keys", Exit.USAGE)
     tenants = read_keys(Path(file)).tenants
     if as_json:
         print_json([{**entry_facts(entry), "expired": entry.is_expired} for entry in tenants])

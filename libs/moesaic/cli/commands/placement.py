@@ -203,11 +203,11 @@ def _read(file: Path) -> "pb.Plan":
         found = json.loads(text)
         plan = ParseDict(found if isinstance(found, dict) else {}, pb.Plan())
         if not plan.placement.workers:
-            raise ValueError("it places nothing")
+            raise ValueError("it has no placement")
         _placement_of(plan)
         return plan
     except (ValueError, ParseError, InvalidInput) as error:
-        raise CommandError(f"{file}: is no plan: {error}", Exit.USAGE) from error
+        raise CommandError(f"{file}: not a plan: {error}", Exit.USAGE) from error
 
 
 def _placement_of(plan: "pb.Plan") -> "Placement":

@@ -35,10 +35,10 @@ def plan(
     ] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Show the memory that each process of a suite takes, by part, beside the memory there is.
+    """Show the memory that each process of a suite needs, by part, and the available memory.
 
-    Every setting of a service is a flag here, too, such as --quantization int8 or --max-model-len 8K.
-    Exit status 1 if it does not fit.
+    All settings of services are also flags here, such as --quantization int8 or --max-model-len 8K.
+    Exit status 1 if the suite does not fit.
     """
     from moesaic.cli.checks.sizes import read_size
     from moesaic.cli.suite.fitting import advice, facts, table

@@ -39,7 +39,7 @@ def run_batch(
 
     to_standard = out == STANDARD
     if as_json and to_standard:
-        raise CommandError("--json: standard output is taken by the results", Exit.USAGE)
+        raise CommandError("--json: the results already use standard output", Exit.USAGE)
     run = RequestsRun(gateway_url(url), max_inflight)
     try:
         run.over(source, out)

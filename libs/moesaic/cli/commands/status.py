@@ -30,7 +30,7 @@ def status(
     suite = StateFile().running()
     if suite is None and not (scheduler or url):
         raise CommandError(
-            "nothing runs in this directory; start a suite with 'moesaic up', "
+            "no suite runs in this directory; start one with 'moesaic up', "
             "or name one with --url and --scheduler",
             Exit.UNHEALTHY,
         )

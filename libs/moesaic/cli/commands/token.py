@@ -37,7 +37,7 @@ def token(
     tokens = cluster_credentials().tokens
     if tokens is None:
         raise CommandError(
-            "there is no secret to make it from: call this where a suite was started, or set "
+            "no secret to make a token from: run this in the directory of a suite, or set "
             "MOESAIC_SECRET",
             Exit.UNHEALTHY,
         )

@@ -55,7 +55,7 @@ def record(
     if problem:
         raise CommandError(problem)
     if not recording.steps:
-        raise CommandError("nothing was recorded: no request was running", Exit.UNHEALTHY)
+        raise CommandError("nothing was recorded, because no request was running", Exit.UNHEALTHY)
 
 
 async def _read_workers(recording: "Recording", workers: dict[str, str], seconds: float) -> None:
@@ -82,7 +82,7 @@ async def _attention_workers(scheduler: str) -> dict[str, str]:
     found = await fleet_addresses(scheduler_address(scheduler))
     workers = {name: address for name, (role, address) in found.items() if role == "attention"}
     if not workers:
-        raise CommandError("no attention worker is known", Exit.UNHEALTHY)
+        raise CommandError("no attention worker is registered", Exit.UNHEALTHY)
     return workers
 
 

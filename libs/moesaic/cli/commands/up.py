@@ -27,8 +27,8 @@ def up(
 ) -> None:
     """Start a suite of services and keep it running until Ctrl-C.
 
-    Every setting of a service is a flag here, too, such as --max-num-seqs 128, for all services that
-    have it: 'moesaic serve ROLE --help' lists them.
+    All settings of services are also flags here, such as --max-num-seqs 128. They hold for all services
+    that have them; 'moesaic serve ROLE --help' lists them.
     """
     from dataclasses import replace
 

@@ -76,7 +76,7 @@ def with_key(keys: "ApiKeys", tenant: str, terms: dict[str, Any], digest: str) -
         if terms:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in terms)
             raise CommandError(
-                f"{flags}: {tenant} is in the file already; what its keys allow is changed there",
+                f"{flags}: {tenant} is in the file already; change the permissions of its keys there",
                 Exit.USAGE,
             )
         facts = entry_facts(known[0])

@@ -112,7 +112,7 @@ class RequestsRun:
                 asyncio.run(self._answer_all(requests, write))
             except KeyboardInterrupt:
                 raise CommandError(
-                    "interrupted; the same again goes on", Exit.INTERRUPTED
+                    "interrupted; repeat the command to continue", Exit.INTERRUPTED
                 ) from None
             except BaseExceptionGroup as group:
                 raise _first(group) from group
@@ -135,10 +135,10 @@ class RequestsRun:
         except httpx.ReadTimeout:
             return unanswered(request.custom_id, "timeout", "the gateway did not answer in time")
         except httpx.HTTPError as error:
-            why = f"{self._url} is gone ({error or type(error).__name__}); the same again goes on"
+            why = f"{self._url} is gone ({error or type(error).__name__}); repeat the command to continue"
             raise CommandError(why, Exit.UNHEALTHY) from error
         if response.status_code == 401:
-            raise CommandError(f"{problem_of(response)['message']}; the same again goes on")
+            raise CommandError(f"{problem_of(response)['message']}; repeat the command to continue")
         try:
             body = response.json()
         except ValueError:
@@ -177,7 +177,7 @@ def _claim(journal: Journal, partial: Path) -> None:
     try:
         fcntl.flock(journal.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise CommandError(f"another run is at it: {partial} is in use", Exit.USAGE) from None
+        raise CommandError(f"another run uses this file: {partial} is in use", Exit.USAGE) from None
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

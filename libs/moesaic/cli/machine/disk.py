@@ -27,8 +27,8 @@ def check_room(directory: Path) -> None:
     free = free_bytes(directory)
     if free is not None and free < NEEDED_BYTES:
         raise CommandError(
-            f"{directory.absolute()}: {free / MIB:.1f} MiB are free there, and a suite needs "
-            f"{NEEDED_BYTES / MIB:.0f} MiB for its logs and its Redis; make room, or start it from "
+            f"{directory.absolute()}: only {free / MIB:.1f} MiB are free, but a suite needs "
+            f"{NEEDED_BYTES / MIB:.0f} MiB for its logs and its Redis; free space, or start it from "
             "another directory",
             Exit.USAGE,
         )

@@ -36,12 +36,12 @@ def hold_port(host: str, port: int = 0) -> socket.socket:
     except OSError as error:
         held.close()
         if isinstance(error, PermissionError):
-            fix = f"--port {port}: ports below 1024 need root; give another"
+            fix = f"--port {port}: ports below 1024 need root; choose another"
             raise CommandError(fix) from error
         problem = error.strerror or str(error)
         raise CommandError(
             f"--port {port}: cannot listen on {host}:{port} ({problem.lower()}{_user(port)}); "
-            "stop what uses it, or give another"
+            "stop the process that uses it, or choose another port"
         ) from error
     return held
 

@@ -88,10 +88,10 @@ class StateFile:
             self._keep_others_out()
         except OSError as error:
             taken = isinstance(error, (FileExistsError, NotADirectoryError))
-            fix = "move what is in its place" if taken else "start it from another directory"
+            fix = "move the file of that name" if taken else "start it from another directory"
             raise CommandError(
-                f"{self.directory.absolute()}: the suite keeps its logs there, but it cannot be "
-                f"made a directory ({error.strerror}); {fix}",
+                f"{self.directory.absolute()}: cannot create this directory for the suite's logs "
+                f"({error.strerror}); {fix}",
                 Exit.USAGE,
             ) from error
 
@@ -101,7 +101,7 @@ class StateFile:
         if not self._lock_path.is_file() and any(self.directory.iterdir()):
             # Such as /run, for a suite started in the root directory: closing it would stop the machine.
             raise CommandError(
-                f"{self.directory.absolute()}: it is open to others and holds what no suite wrote; "
+                f"{self.directory.absolute()}: is open to others and holds files of no suite; "
                 "start the suite from another directory, or 'chmod 700' this one if it is for suites",
                 Exit.USAGE,
             )
@@ -109,7 +109,7 @@ class StateFile:
             self.directory.chmod(_PRIVATE_DIRECTORY)
         except PermissionError as error:
             raise CommandError(
-                f"{self.directory}: it is another user's and open to others, but the suite keeps "
+                f"{self.directory}: belongs to another user and is open to others, but the suite keeps "
                 "its secret there; remove it, or start the suite from another directory",
                 Exit.USAGE,
             ) from error
@@ -125,8 +125,8 @@ class StateFile:
             yield
         except OSError as error:
             raise CommandError(
-                f"{self.directory.absolute()}: the suite keeps its logs there, but it cannot be written "
-                f"({error.strerror}); make room, or start it from another directory",
+                f"{self.directory.absolute()}: cannot write the suite's logs to this directory "
+                f"({error.strerror}); free space, or start the suite from another directory",
                 Exit.USAGE,
             ) from error
 

@@ -35,8 +35,8 @@ def devices_named(text: str) -> tuple[str, ...]:
     named = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
     if missing := [device for device in named if device not in there]:
         raise CommandError(
-            f"--devices {text}: {missing[0] or 'an empty word'} is no device here; there are "
-            f"{', '.join(there) or 'no GPUs that torch sees'}; give auto, cpu, or some of them, such as cuda:0,cuda:1",
+            f"--devices {text}: {missing[0] or 'an empty word'} is not a device of this machine; available: "
+            f"{', '.join(there) or 'no GPU that torch finds'}; give auto, cpu, or some of them, such as cuda:0,cuda:1",
             Exit.USAGE,
         )
     return named

@@ -192,9 +192,7 @@ def _check_names(arguments: Sequence[str], options: Sequence[Any]) -> None:
         flag = others.get(name)
         if flag is None or not (flag.secret or flag.field in ITS_OWN):
             where = "'moesaic up --help' and 'moesaic serve ROLE --help' list them"
-            raise CommandError(
-                f"{name}: there is no such flag{proposal(name, known)} ({where})", Exit.USAGE
-            )
+            raise CommandError(f"{name}: unknown flag{proposal(name, known)} ({where})", Exit.USAGE)
         variable = f"{ENV_PREFIX}{flag.field.upper()}, which others cannot see"
         how = f"give it as {GIVEN_AS.get(flag.field, variable)}"
         if flag.field in ITS_OWN and flag.field not in GIVEN_AS:

@@ -69,5 +69,5 @@ def read_number(value: bytes) -> int:
     """
     number = int(value) if value.isdigit() and len(value) <= _MAX_DIGITS else None
     if number is None or number > MAX_NUMBER:
-        raise Unreadable(f"it is no number in 0..{MAX_NUMBER}", foreign=True)
+        raise Unreadable(f"not a number in 0..{MAX_NUMBER}", foreign=True)
     return number

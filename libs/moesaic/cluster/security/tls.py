@@ -50,7 +50,7 @@ def read_tls(cert: str, key: str, ca: str, name: str = "") -> Tls | None:
 def _pem(setting: str, value: str) -> bytes:
     flag = f"--{setting.replace('_', '-')} (MOESAIC_{setting.upper()})"
     if not value:
-        raise ValueError(f"{flag} is missing: certificate, key and authority go together")
+        raise ValueError(f"{flag} is missing: certificate, key and authority are needed together")
     if value.lstrip().startswith(_PEM):
         return value.encode()
     try:
@@ -59,5 +59,5 @@ def _pem(setting: str, value: str) -> bytes:
         why = getattr(error, "strerror", None) or error
         raise ValueError(f"{flag} {value[:100]}: cannot be read ({why})") from None
     if _PEM.encode() not in pem:
-        raise ValueError(f"{flag} {value}: is no PEM file")
+        raise ValueError(f"{flag} {value}: is not a PEM file")
     return pem

@@ -77,7 +77,7 @@ class Tokens:
         claims, _, mac = token[: MAX_TOKEN_CHARS + 1].rpartition(":")
         parts = claims.split(":")
         if len(token) > MAX_TOKEN_CHARS or len(parts) != 4 or not token.isascii():
-            raise TokenRefused("this is no token of a cluster: make one with 'moesaic token'")
+            raise TokenRefused("not a token of a cluster: make one with 'moesaic token'")
         if not hmac.compare_digest(self._mac(claims), mac):
             raise TokenRefused(
                 "the token was made with another secret: give caller and service the same "
@@ -87,19 +87,19 @@ class Tokens:
         left_s = int(expiry) - self._clock()
         if left_s < -self._skew_s:
             raise TokenRefused(
-                f"the token expired {-left_s:.0f} s ago: make a new one, set the clocks of the two "
-                "machines right, or allow for more by --clock-skew-s"
+                f"the token expired {-left_s:.0f} s ago: make a new one, correct the clocks of the two "
+                "machines, or raise --clock-skew-s"
             )
         if left_s > MAX_LIFETIME_S + self._skew_s:
             raise TokenRefused(
-                f"the token is for another {left_s:.0f} s, more than the {MAX_LIFETIME_S} that any "
-                "is good for: set the clocks of the two machines right"
+                f"the token is valid for another {left_s:.0f} s, more than the limit of {MAX_LIFETIME_S} s: "
+                "correct the clocks of the two machines"
             )
         if audience not in (ANYONE, worker_id):
-            raise TokenRefused(f"the token is for {audience}, this is {worker_id}")
+            raise TokenRefused(f"the token is for {audience}, but this is {worker_id}")
         if not allows(scope, needed):
             raise TokenRefused(
-                f"the token allows {scope}, this call needs {needed}: make one with "
+                f"the token allows {scope}, but this call needs {needed}: make one with "
                 f"'moesaic token --scope {needed}'",
                 allowed_more=True,
             )

@@ -140,9 +140,9 @@ def plan_gather(
         return plan
     raise UnusableSettings(
         "expert_memory_bytes",
-        f"{budget_bytes} bytes were given, {plan.total_bytes} are needed: "
-        f"{plan.layer_bytes} for the first layer, {plan.shard_bytes} for the own share, "
-        f"{plan.ring_bytes} for {plan.num_buffers} layers on their way, {plan.message_bytes} for "
+        f"{budget_bytes} bytes were given, but {plan.total_bytes} are needed: "
+        f"{plan.layer_bytes} for the first layer, {plan.shard_bytes} for the worker's share, "
+        f"{plan.ring_bytes} for {plan.num_buffers} layers in transfer, {plan.message_bytes} for "
         f"messages; {_what_fits(plan, budget_bytes)}",
     )
 

@@ -69,7 +69,7 @@ def local_model(model: str, *, weights: bool = True, on_bytes: OnBytes | None = 
     with _said_plainly(repository):
         directory = _download(repository, repository.revision, SMALL_FILES)
         if not (directory / "config.json").is_file():
-            raise UnusableSettings(FIELD, f"{repository} has no config.json, so it is no model")
+            raise UnusableSettings(FIELD, f"{repository} has no config.json, so it is not a model")
         if weights:
             _bring_weights(repository, directory, on_bytes)
     return directory
@@ -206,7 +206,7 @@ def _said_plainly(repository: Repository) -> Iterator[None]:
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise unusable(
-            f"there is neither such a directory here nor such a repository at {ENDPOINT}; correct the name, or, if it "
+            f"no such directory here, and no such repository at {ENDPOINT}; correct the name, or, if it "
             "is private, set HF_TOKEN to a token that may read it"
         ) from error
     except errors.RevisionNotFoundError as error:
@@ -214,18 +214,18 @@ def _said_plainly(repository: Repository) -> Iterator[None]:
             f"the repository has no revision {repository.revision!r}; give a branch, a tag or a commit of it"
         ) from error
     except errors.HFValidationError as error:
-        raise unusable(f"is no name of a repository: {error}") from error
+        raise unusable(f"is not a name of a repository: {error}") from error
     except (
         Exception
     ) as error:  # its HTTP client, and with it the class of errors, differs by version
         if is_offline_mode():
             raise unusable(
-                f"is not in the cache ({_cache()}), or only in part, and HF_HUB_OFFLINE forbids to download it; unset "
-                "that, or set HF_HOME to the directory that has it"
+                f"is not completely in the cache ({_cache()}), and HF_HUB_OFFLINE forbids downloads; unset "
+                "it, or set HF_HOME to the directory that has it"
             ) from error
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
             raise unusable(
-                f"the disk of {_cache()} is full; make room, or set HF_HOME to a directory on a larger one"
+                f"the disk of {_cache()} is full; free space, or set HF_HOME to a directory on a larger one"
             ) from error
         if isinstance(error, OSError) and error.errno in _NOT_OURS:
             raise unusable(
@@ -237,8 +237,8 @@ def _said_plainly(repository: Repository) -> Iterator[None]:
                 f"{ENDPOINT} refuses the token; set HF_TOKEN to one that is valid and may read it"
             ) from error
         raise NotReady(
-            f"{FIELD} {repository}: {ENDPOINT} cannot be reached, or broke off ({_first_line(error)}); the same again "
-            "goes on with the files that are missing; without a network, give a directory"
+            f"{FIELD} {repository}: {ENDPOINT} cannot be reached, or broke off ({_first_line(error)}); repeat the "
+            "command to fetch the missing files, or give a directory"
         ) from error
 
 

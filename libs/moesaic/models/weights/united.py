@@ -91,7 +91,7 @@ class UnitedExperts:
             told = header.metadata.get("moesaic", "{}")
             manifest = msgspec.json.decode(told, type=UnitedManifest)
         except msgspec.DecodeError as error:
-            raise CheckpointError(path.name, f"is no file of united experts: {error}") from error
+            raise CheckpointError(path.name, f"is not a file of united experts: {error}") from error
         united = cls(path, manifest, config)
         if problem := united._problem(set(header.tensors)):
             raise CheckpointError(path.name, problem)

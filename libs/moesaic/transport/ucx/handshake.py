@@ -153,7 +153,7 @@ def _introduction(body: bytes) -> Introduction:
     try:
         return msgspec.msgpack.decode(body, type=Introduction)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise FrameError("body", f"is no introduction: {error}") from error
+        raise FrameError("body", f"is not an introduction: {error}") from error
 
 
 def _transcript(hello: bytes, challenge: bytes) -> bytes:

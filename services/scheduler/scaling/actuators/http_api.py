@@ -85,7 +85,9 @@ class HttpApi:
         try:
             return ssl.create_default_context(cafile=self._ca_file or None)
         except OSError as error:
-            raise NotReady(f"{self.what}: {self._ca_file} is no authority: {error}") from error
+            raise NotReady(
+                f"{self.what}: {self._ca_file} is not a certificate authority: {error}"
+            ) from error
 
     def _fault(self, error: httpx.HTTPError) -> str:
         """Say in words what kept the server from answering."""

@@ -34,7 +34,7 @@ def read_link(text: str) -> LinkShape:
     link = LinkShape(_read(text, rate, RATES), _read(text, delay, DELAYS) if comma else 0)
     if link.rate_bit < LEAST_RATE_BIT:
         least = f"{LEAST_RATE_BIT // RATES['kbit']}kbit"
-        raise CommandError(f"--link {text}: the least rate is {least}", Exit.USAGE)
+        raise CommandError(f"--link {text}: the lowest rate is {least}", Exit.USAGE)
     if link.delay_us > MOST_DELAY_US:
         most = f"{MOST_DELAY_US // DELAYS['s']}s"
         raise CommandError(f"--link {text}: the longest delay is {most}", Exit.USAGE)
@@ -46,7 +46,7 @@ def _read(text: str, part: str, units: dict[str, int]) -> int:
     if found is None or found[2] not in units:
         known = f"{', '.join(RATES)}; {', '.join(DELAYS)}"
         raise CommandError(
-            f"--link {text}: it must be a rate, or a rate and a delay with a comma between, such as "
+            f"--link {text}: must be a rate, or a rate and a delay with a comma, such as "
             f"500mbit,2ms (units: {known})",
             Exit.USAGE,
         )
