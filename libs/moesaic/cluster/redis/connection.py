@@ -33,7 +33,8 @@ COMMAND_TIMEOUT_S = 1.0
 BLOCK_S = 2.0  # how long a read waits for news
 
 CONTROL_PLANE_UP = Gauge(
-    "moesaic_control_plane_up", "1 while Redis answers, else 0; without Redis the last placement stays"
+    "moesaic_control_plane_up",
+    "1 while Redis answers, else 0; without Redis the last placement stays",
 )
 # Answers of Redis about one key: it holds a value of another type, or a stream that ends with the largest id there is.
 _OF_A_KEY = ("WRONGTYPE", "stream has exhausted", "equal or smaller than")
