@@ -1,9 +1,9 @@
 """Entry of each request: its id, its key and the bound of its body; one log line and one count at its end.
 
 Web pages in a user's browser must not reach a gateway whose callers need no key (``BrowserGuard``). A browser sends
-the requests of any page to this machine. Two things give such requests away: ``Host``, if somebody has pointed a name
-of theirs to this machine (DNS rebinding), and the headers that tell of the page, which only browsers send. Other
-clients, such as curl and the packages that upload files as forms, send none of these.
+the requests of any page to this machine. Two headers identify such requests. ``Host`` shows a name of another owner
+that points to this machine (DNS rebinding). The headers that name the page are sent only by browsers. Other clients,
+such as curl and the packages that upload files as forms, send none of these.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """The model's tokenizer and chat template.
 
-Long texts are worked on by a few threads, short ones at once: going to a thread and back takes as long as a few
-hundred tokens. Whatever renders the chat template waits for a helper process, so it always goes to a thread; short
-work has threads of its own for that, and never waits for long texts.
+Long texts go to a few threads. Short ones are processed at once, because a switch to a thread and back takes as long
+as a few hundred tokens. Rendering the chat template waits for a helper process, so it always goes to a thread. Short
+texts have separate threads for that, and never wait for long texts.
 """
 
 import asyncio

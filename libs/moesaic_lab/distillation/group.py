@@ -1,8 +1,8 @@
 """One united expert, distilled from the experts of its group (BrownoutServe section IV-B).
 
 The paper trains it towards each expert's output on all tokens. Here it learns from rows that the gate really sends
-to experts of the group: the sum of what those say, weighted by the gate, for any of a row's choices that may be
-degraded together.
+to experts of the group. Its target is the sum of their outputs, weighted by the gate, for any of a row's choices
+that may be degraded together.
 """
 
 from dataclasses import dataclass

@@ -26,8 +26,8 @@ class Degraded:
         way: experts of one group.
         united: by sparse layer, ``gate_up`` ``[U, 2I, H]`` and ``down`` ``[U, H, I]``.
         threshold: share of a layer's choices whose experts stay, the most popular first; 0 to 1.
-        apart: each sequence is split by itself, and an expert that would go alone of its group stays, as in batches
-            that are served; False: all rows are split together, and lone experts go as well.
+        apart: True: each sequence is split by itself, and an expert that would go alone of its group stays, as in
+            serving. False: all rows are split together, and lone experts go as well.
     """
 
     way: int

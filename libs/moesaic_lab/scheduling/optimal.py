@@ -1,9 +1,9 @@
 """The best schedule there is, exact at any size, to measure others against; too slow for every step.
 
-Experts that cost the same everywhere, each served by one of its holders, are a semi-matching. A
-semi-matching is optimal exactly if no path of moves leads from an instance to one that has at least
-two experts less (Harvey, Ladner, Lovasz, Tamir: semi-matchings for bipartite graphs and load
-balancing), so such paths are followed until there is none.
+Experts that cost the same everywhere, each served by one of its holders, are a semi-matching. It is
+optimal exactly if no path of moves leads from an instance to one that has at least two experts
+less. Such paths are followed until none is left (Harvey, Ladner, Lovasz, Tamir: semi-matchings for
+bipartite graphs and load balancing).
 """
 
 from collections import deque

@@ -6,8 +6,11 @@ from moesaic.services.gateway.replies.accounts import ListReply, Provenance, Usa
 
 
 class ClassifiedLabel(msgspec.Struct, omit_defaults=True):
-    """One label with its log-probability and its share among the labels; where each label is a question of its own
-    (``multi``), those of yes, and the probability of yes and no together."""
+    """One label with its log-probability and its share among the labels.
+
+    With ``multi``, each label is a separate question. Then these are the values of yes, with the probability of yes
+    and no together as ``label_mass``.
+    """
 
     label: str
     logprob: float

@@ -1,7 +1,7 @@
 """Questions that are answered by reads: computed and reported together.
 
-Each read is one prefill (``moesaic.classification.candidates.Read``). Reads that ask about the same thing are siblings
-and a family: they begin alike and go to one worker, one behind the other, so that their common prefix is computed once.
+Each read is one prefill (``moesaic.classification.candidates.Read``). Reads that ask about the same text are siblings
+and form a family: they share a prefix. They go to one worker, one after the other, so that the prefix is computed once.
 """
 
 import math

@@ -281,8 +281,9 @@ class Execution:
     def _out_of_question(self, run: Run) -> set[Key]:
         """Find the workers that may not get a run.
 
-        These are the workers of earlier attempts, unless there is no other; for siblings all but the worker that
-        has the others, and for a caller's site those of other sites, as long as they accept work.
+        These are the workers of earlier attempts, unless there is no other. For siblings, these are all workers but
+        that of their family, while it accepts work. For a caller's site, these are the workers of other sites, while
+        a worker of that site accepts work.
         """
         accepting = self._accepting
         home = self._homes.get(run.family)

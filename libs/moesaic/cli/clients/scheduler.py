@@ -40,8 +40,8 @@ def calling(work: Coroutine[Any, Any, T]) -> T:
     """Run calls to the scheduler to their end.
 
     Raises:
-        CommandError: with status 2 if the request must be corrected, 3 if the scheduler cannot be
-            reached or does not lead, 4 if it did not answer in time, else 1.
+        CommandError: with status 2 for a wrong request, 3 if the scheduler cannot be reached or does
+            not lead, 4 after a timeout, else 1.
     """
     import asyncio
 

@@ -23,10 +23,9 @@ async def site_facts(admin_address: str) -> dict[str, Any]:
     Besides the fields of ``GetProfileResponse`` there are:
 
     ================== ==================================================================
-    ``local_share``    choices of the site's requests whose experts are in slots here, as
-                       a part of all; None before the first
-    ``cache_hit_rate`` experts found in memory from files, as a part of those that were
-                       taken from files; None before the first
+    ``local_share``    Share of expert choices served from slots of this site. None before the
+                       first choice.
+    ``cache_hit_rate`` Share of experts from files that were in memory. None before the first.
     ================== ==================================================================
     """
     stub = edge_agent_pb2_grpc.EdgeAgentServiceStub

@@ -28,8 +28,8 @@ def process(logits: Tensor, generations: Sequence[GenerationSequence]) -> Tensor
 
     1. Biases are added.
     2. The repetition penalty, a factor, is applied; then the other two penalties are subtracted.
-    3. Masked are: end tokens until ``min_tokens``, tokens that are not among the allowed ones, tokens
-       that do not fit the grammar, and those that would complete a bad word, if any other is left.
+    3. Tokens are masked: end tokens until ``min_tokens``, and tokens that are not allowed or do not fit the grammar.
+    4. Tokens that would complete a bad word are masked, if any other token is left.
 
     Args:
         logits: float32 ``[R, V]``; not changed.

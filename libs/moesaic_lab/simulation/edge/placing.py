@@ -109,9 +109,9 @@ def _held(placed: list[Slots], shape: tuple[int, ...]) -> Held:
 def holders_of(held: Held, demand: Floats) -> Ints:
     """Choose who computes whose rows: of the nearest holders on a ring, few, for each message costs.
 
-    In each layer a site asks the one of its ``NEAREST`` next sites that holds most of what it lacks, by demand,
-    then the one that holds most of the rest. What none of these holds goes to the next site that does. So every
-    site is asked by about as many, and nobody has to agree with anybody.
+    In each layer, a site asks the one of its ``NEAREST`` next sites that holds most of its missing experts, by demand.
+    Then it asks the one that holds most of the rest. Experts that none of these holds are asked of the next site that
+    holds them. So each site is asked by about as many others, and sites need not coordinate.
 
     Args:
         held: ``[N, L, E]``; every expert has a holder.

@@ -1,9 +1,9 @@
 """Service of a fleet over days, by the replay that decisions about real fleets are made with.
 
-Millions of requests are not followed one by one. Demand is cut into stretches of a minute at most, within which the
-shape stays, and of each stretch the rate counts. A sample of this rate is replayed once for each shape: Poisson
-arrivals on one attention worker, which gets its part of them in turn, while the other workers have alike steps. Nothing
-that waits is carried from one stretch into the next.
+Millions of requests are not followed one by one. Demand is cut into stretches of a minute at most, in which the
+shape stays, and only the rate of each stretch counts. A sample of this rate is replayed once for each shape: Poisson
+arrivals on one attention worker, which gets its share in turn. The other workers have similar steps. Requests that
+wait are not carried into the next stretch.
 """
 
 from collections.abc import Sequence
