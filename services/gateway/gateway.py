@@ -192,7 +192,7 @@ def store_of(request: Request) -> Store:
     """
     store = gateway_of(request).store
     if store is None:
-        raise RouteNotEnabled("files and batches are off: the gateway needs a --files-dir")
+        raise RouteNotEnabled("files and batches are disabled; start the gateway with --files-dir")
     return store
 
 

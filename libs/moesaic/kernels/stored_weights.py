@@ -67,7 +67,7 @@ class Int4Weight(_Codes):
         if self.zeros is not None and self.zeros.shape != self.scales.shape:
             raise ValueError(f"zeros {list(self.zeros.shape)} and scales {list(self.scales.shape)}")
         if self.levels is not None and (self.levels.shape != (16,) or self.zeros is not None):
-            raise ValueError("levels are 16 numbers, and have no zeros beside them")
+            raise ValueError("levels must be 16 numbers, without zero points")
 
     @classmethod
     def of(cls, weight: Tensor, group: int) -> "Int4Weight":

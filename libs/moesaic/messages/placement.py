@@ -62,7 +62,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, tag="placement.v1"):
             InvalidInput: names the first wrong field, and its allowed values.
         """
         if self.num_experts <= self.num_united:
-            raise InvalidInput("placement.num_experts", "must be at least 1, besides united ones")
+            raise InvalidInput("placement.num_experts", "must be at least 1 without united experts")
         has_united = self.rung.instead == "united"
         united = self.rung.num_united(self.num_own) if has_united else 0
         if self.num_united != united or (has_united and not self.rung.way):

@@ -162,7 +162,7 @@ class Frame:
         entries = read_table(num_tensors, header[14:], limits.max_rows, limits.max_cols)
         parcels, first_parcel = parcels_of(entries)
         if parcels and memory is None:
-            raise FrameError("tensors", "travel apart, which was not agreed on")
+            raise FrameError("tensors", "travel outside the frame, which was not agreed on")
         whole = len(message) + sum(entry.nbytes for entry in entries[:parcels])
         if whole > limits.max_bytes:
             raise FrameError("tensors", f"at most {limits.max_bytes} bytes in all, got {whole}")

@@ -73,7 +73,9 @@ def parcels_of(entries: list[TableEntry]) -> tuple[int, int]:
     first = numbers[0]
     expected = [(first + idx) % NUMBERS for idx in range(len(numbers))]
     if [entry.parcel for entry in entries[: len(numbers)]] != expected:
-        raise FrameError("tensors", "those that travel apart must be the first, numbered in a row")
+        raise FrameError(
+            "tensors", "tensors outside the frame must be the first, with consecutive numbers"
+        )
     return len(numbers), first
 
 

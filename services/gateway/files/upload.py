@@ -78,7 +78,7 @@ class _Form:
             raise InvalidInput("body", "a part has no name")
         if self._name == "file":
             if self.filename is not None:
-                raise InvalidInput("file", "may be there only once")
+                raise InvalidInput("file", "may appear only once")
             self.filename = options.get(b"filename", b"").decode(errors="replace")[:255]
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:

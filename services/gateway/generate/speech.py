@@ -96,14 +96,16 @@ def wanted_of(body: ChatWire, language: Language) -> Wanted:
     choice = choice_of(body.tool_choice)
     if not body.tools:
         if choice.names or choice.mode == "required":
-            raise InvalidInput("tool_choice", "needs tools: there are none to call")
+            raise InvalidInput("tool_choice", "needs tools, but the request has none")
         return NOTHING
     functions = [tool.known for tool in body.tools]
     known = {function.name for function in functions}
     for name in choice.names:
         if name not in known:
             names = ", ".join(function.name for function in functions)[:300]
-            raise InvalidInput("tool_choice", f"names no tool: {name[:60]!r} is not in {names}")
+            raise InvalidInput(
+                "tool_choice", f"names an unknown tool: {name[:60]!r} is not in {names}"
+            )
     if choice.mode == "none":
         return NOTHING
     _check_model(language)

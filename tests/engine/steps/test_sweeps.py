@@ -285,7 +285,7 @@ def test_the_longest_prompt_that_fits_is_taken_and_one_more_token_refused() -> N
 
     assert refused.value.field == "prompt"
     assert refused.value.code == "context_length_exceeded"
-    assert "room for 96 tokens without stored KV, of which there is 80" in refused.value.fix
+    assert "room for 96 tokens without stored KV, but there is room for 80" in refused.value.fix
     assert "--sweep-bytes" in refused.value.fix
 
 

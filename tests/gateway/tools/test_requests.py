@@ -245,7 +245,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     (
         {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "other"}}},
         "tool_choice",
-        "names no tool: 'other'",
+        "names an unknown tool: 'other'",
     ),
     ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice", "must be none, auto"),
     ({"tool_choice": "required"}, "tool_choice", "needs tools"),
@@ -253,7 +253,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     (
         {"tools": [TOOL, NOW], "tool_choice": allowed("auto", "now", "other")},
         "tool_choice",
-        "names no tool: 'other'",
+        "names an unknown tool: 'other'",
     ),
     ({"tools": [NOW], "tool_choice": allowed("auto")}, "tool_choice", "must be none, auto"),
     ({"tools": [NOW], "tool_choice": allowed("any", "now")}, "tool_choice", "must be none, auto"),

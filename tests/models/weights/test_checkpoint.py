@@ -150,7 +150,7 @@ def test_a_tensor_that_is_not_in_its_shard_is_named(model_directory: Path) -> No
     index["weight_map"]["model.extra"] = index["weight_map"][NORM]
     (model_directory / INDEX).write_text(json.dumps(index))
 
-    with pytest.raises(CheckpointError, match="says it is here, but it is not") as caught:
+    with pytest.raises(CheckpointError, match="for this tensor, but does not contain it") as caught:
         Checkpoint(model_directory)
 
     assert caught.value.tensor == "model.extra"

@@ -146,7 +146,7 @@ def test_a_tensor_that_the_index_passes_over_is_refused(model_directory: Path) -
     del index["weight_map"][NORM]
     path.write_text(json.dumps(index))
 
-    with pytest.raises(CheckpointError, match="does not say so") as refused:
+    with pytest.raises(CheckpointError, match="does not list it here") as refused:
         Checkpoint(model_directory)
 
     assert refused.value.tensor == NORM

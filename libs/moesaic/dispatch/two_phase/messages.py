@@ -95,7 +95,7 @@ def order_of(frame: Frame) -> Order | None:
     try:
         return _decoder.decode(frame.body)
     except msgspec.DecodeError as error:
-        raise FrameError("body", f"is no order: {error}") from error
+        raise FrameError("body", f"is not a valid command: {error}") from error
 
 
 def plain(request: Frame) -> Frame:

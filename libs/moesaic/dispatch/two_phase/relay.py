@@ -83,7 +83,7 @@ class ExpertRelay:
             return self._hold(request, order)
         if isinstance(order, Collect):
             return self._collect(request, order)
-        raise InvalidInput("frame.body", "is no order for an expert worker")
+        raise InvalidInput("frame.body", "is not a command for an expert worker")
 
     def follow(self, placement: Placement | None) -> None:
         """Keep links only to colleagues of the placement in force."""

@@ -74,8 +74,8 @@ def check_request(request: Request, limits: EngineLimits, num_blocks: int) -> No
     if prompt + extra > limits.max_model_len or (most_blocks > num_blocks and not swept):
         raise InvalidInput(
             "prompt",
-            f"prompt ({prompt} tokens) and answer ({extra}) together exceed the {most} tokens "
-            "there is room for",
+            f"prompt ({prompt} tokens) and answer ({extra}) together exceed the limit of {most} "
+            "tokens",
             code="context_length_exceeded",
         )
     if isinstance(task, ScoringTask) and swept:
@@ -84,7 +84,7 @@ def check_request(request: Request, limits: EngineLimits, num_blocks: int) -> No
             raise InvalidInput(
                 "prompt",
                 f"prompt ({prompt} tokens) and candidates need room for {needed * BLOCK_SIZE} tokens "
-                f"without stored KV, of which there is {limits.sweep_blocks * BLOCK_SIZE}: shorten it, "
+                f"without stored KV, but there is room for {limits.sweep_blocks * BLOCK_SIZE}: shorten it, "
                 "raise the worker's --sweep-bytes or send moesaic.store_kv true",
                 code="context_length_exceeded",
             )

@@ -74,7 +74,7 @@ class PlacementLoader:
         if longest > self._slots_per_layer:
             raise InvalidInput(
                 "placement.slots",
-                f"has {longest} slots in a layer, united experts aside; there are "
+                f"has {longest} slots in a layer without united experts; this worker has "
                 f"{self._slots_per_layer}",
             )
         if known is not None:

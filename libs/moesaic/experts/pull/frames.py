@@ -56,7 +56,7 @@ def range_of(request: Frame) -> tuple[int, int]:
     """
     shapes = [(tuple(t.shape), t.dtype) for t in request.tensors]
     if shapes != [((1, 2), torch.int64)]:
-        raise InvalidInput("frame.layer", f"nothing of layer {request.layer} for {shapes}")
+        raise InvalidInput("frame.layer", f"has no experts of layer {request.layer} for {shapes}")
     start, length = request.tensors[0][0].tolist()
     return start, length
 

@@ -56,7 +56,9 @@ class PullServer:
             )
         start, length = frames.range_of(request)
         if request.layer not in self._layers:
-            raise InvalidInput("frame.layer", f"nothing of layer {request.layer} here")
+            raise InvalidInput(
+                "frame.layer", f"this worker has no experts of layer {request.layer}"
+            )
         if not (
             start >= 0
             and 4 <= length <= PULL_BYTES

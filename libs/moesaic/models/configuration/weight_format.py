@@ -242,7 +242,7 @@ def _group_of(weights: Fields, strategy: str) -> int | None:
     if strategy == "group":
         return _group(weights, "group_size")
     if weights.has("group_size") and weights.size("group_size", least=-1) != -1:
-        raise weights.error("group_size", f"strategy {strategy!r}: leave it out")
+        raise weights.error("group_size", f"does not apply to strategy {strategy!r}: leave it out")
     return None
 
 

@@ -35,12 +35,16 @@ def list_tensors(directory: Path) -> dict[str, StoredTensor]:
         for name in (name for name, of in weight_map.items() if of == file):
             if name not in header:
                 raise CheckpointError(
-                    file, f"{INDEX_FILE} says it is here, but it is not", tensor=name
+                    file,
+                    f"is named by {INDEX_FILE} for this tensor, but does not contain it",
+                    tensor=name,
                 )
         for name, stored in header.items():
             if weight_map.get(name) != file:
                 raise CheckpointError(
-                    file, f"is here, but {INDEX_FILE} does not say so", tensor=name
+                    file,
+                    f"contains this tensor, but {INDEX_FILE} does not list it here",
+                    tensor=name,
                 )
             tensors[name] = stored
     return tensors

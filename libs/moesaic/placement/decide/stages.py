@@ -50,7 +50,7 @@ def stages(
             "target", "must be of the model, layers and rung of the current placement"
         )
     if unknown := {w.worker_id for w in target.workers} - capacity.keys():
-        raise InvalidInput("capacity", f"is not known of {sorted(unknown)[:3]}")
+        raise InvalidInput("capacity", f"is unknown for {sorted(unknown)[:3]}")
     workers = [*target.workers, *_leavers(current, target)]
     room, goal = _room(target, workers, capacity), _held(target, workers)
     held = _held(current, workers)

@@ -64,7 +64,7 @@ class PlacementProblem:
         if any(size < 0 for devices in memory for size in devices):
             raise InvalidInput("memory", "must not be negative")
         if min(self.sizes) <= 0:
-            raise InvalidInput("expert_bytes", "must be above 0 where there is memory")
+            raise InvalidInput("expert_bytes", "must be above 0 if memory is given")
 
     @property
     def num_experts(self) -> int:

@@ -143,7 +143,7 @@ class RingChannel(Channel):
         self._bell = bell
         size = lib().channel_bytes(capacity=CAPACITY)
         if os.fstat(memory).st_size != size or not _is_sealed(memory):
-            raise FrameError("memory", "is no channel's: its size is another, or not sealed")
+            raise FrameError("memory", "is not a channel: its size is wrong, or it is not sealed")
         self._memory = mmap.mmap(memory, size)
         self._start = ctypes.c_char.from_buffer(self._memory)
         super().__init__(

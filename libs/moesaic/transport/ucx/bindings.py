@@ -83,7 +83,7 @@ class UcxWorker:
         features = (libucxx.Feature.TAG, libucxx.Feature.WAKEUP)
         self._context = libucxx.UCXContext(options, features)
         if memory is not None and memory.device.type == "cuda" and not self._context.cuda_support:
-            raise UCXError("there is no transport for CUDA memory")
+            raise UCXError("no transport for CUDA memory")
         self._worker = libucxx.UCXWorker(self._context)
         self._worker.init_blocking_progress_mode()
         self._reports_failure, self._max_bytes = reports_failure, max_bytes

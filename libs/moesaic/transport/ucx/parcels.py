@@ -97,7 +97,7 @@ class UcxParcels:
         """See ``Parcels.send``."""
         tensors = frame.tensors[: frame.parcels]
         if not all(tensor.is_contiguous() for tensor in tensors):
-            raise InvalidInput("tensors", "those that travel apart must be contiguous")
+            raise InvalidInput("tensors", "tensors outside the frame must be contiguous")
         frame.first_parcel = self._sent
         message = frame.encode(apart=True)
         self._sender.send(message)

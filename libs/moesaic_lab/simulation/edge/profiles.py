@@ -2,8 +2,8 @@
 
 The model has 26 layers of 64 routed experts, of which a row takes 6 (arXiv:2405.04434, appendix B). The 8 experts of
 DanceMoE section IV-A include the 2 shared ones. The hidden size is 2048; an expert has 3 x 2048 x 1408 weights of
-16 bits. DanceMoE gives it 30 % of a GPU's 40 GB. Without 3.5 GB for all other weights (2.6 GB), keys, values and activations
-that is room for 490 experts a GPU: 1.18 times the model on four of them.
+16 bits. DanceMoE gives it 30 % of a GPU's 40 GB. Without 3.5 GB for all other weights (2.6 GB), keys, values and
+activations, that is room for 490 experts a GPU: 1.18 times the model on four of them.
 """
 
 from moesaic.messages.performance import PART_TERMS, Part, PartCost, PerformanceModel

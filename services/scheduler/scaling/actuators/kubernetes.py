@@ -138,7 +138,7 @@ class KubernetesActuator:
         if answer.status == 404:
             raise InvalidInput(
                 "scaling_actuator",
-                f"there is no {where}: make one, whose pods run this side ({answer.message})",
+                f"{where} not found: create it for the workers of this side ({answer.message})",
             )
         if answer.status != 200:
             raise NotReady(
