@@ -89,7 +89,7 @@ def test_without_a_file_the_entry_is_printed(ask: Run) -> None:
         ((*NEW, "--expires", "soon"), "--expires: invalid isoformat string: 'soon'"),
         (("api-key", "new", "--tenant", "default"), "--tenant: 'default' is the tenant without"),
         (("api-key", "new", "--tenant", "a b"), "--tenant: expected `str` matching"),
-        (("api-key", "ls"), "--file (MOESAIC_API_KEYS_FILE): say which"),
+        (("api-key", "ls"), "--file (MOESAIC_API_KEYS_FILE): name the file of keys"),
         (("api-key", "ls", "--file", "nowhere"), "--file: cannot read nowhere: No such file"),
         ((*NEW, "--file", "no/where"), "--file: cannot write no/where: No such file"),
         (

@@ -125,7 +125,7 @@ def test_a_key_that_is_missing_or_cannot_be_sent_is_named(ask: Run, server: Serv
     unsendable = ask("generate", "a dog", "--url", server.url, MOESAIC_API_KEY="\N{SNOWMAN}")
 
     assert (missing.returncode, unsendable.returncode) == (1, 2)
-    assert "wants an API key; set MOESAIC_API_KEY" in missing.stderr
+    assert "requires an API key; set MOESAIC_API_KEY" in missing.stderr
     assert unsendable.stderr.startswith("moesaic: MOESAIC_API_KEY: only printable ASCII")
 
 

@@ -194,7 +194,7 @@ def test_what_was_stopped_goes_on_where_it_was(
     resumed = ask(*flags(server), "--json")
 
     assert second.returncode == 2
-    assert "another run is at it" in second.stderr
+    assert "another run uses this file" in second.stderr
     assert process.returncode == 130
     assert "interrupted; repeat the command to continue" in stderr
     assert "Traceback" not in stderr
@@ -259,7 +259,11 @@ def test_standard_input_and_output_and_compressed_files(
         (["-i", "in.jsonl", "-o", "none/out.jsonl"], 2, "--output-file none/out.jsonl: "),
         (["-i", "in.jsonl", "-o", "model"], 2, "--output-file model: it is a directory"),
         (["-i", "in.jsonl", "-o", "model/../in.jsonl"], 2, "in.jsonl: it is the input"),
-        (["-i", "in.jsonl", "-o", "-", "--json"], 2, "--json: standard output is taken"),
+        (
+            ["-i", "in.jsonl", "-o", "-", "--json"],
+            2,
+            "--json: the results already use standard output",
+        ),
         (["-i", "in.jsonl", "-o", "x", "--url", "http://127.0.0.1:1"], 3, "no answer from"),
     ],
 )
@@ -283,7 +287,7 @@ def test_without_the_right_key_nothing_begins(ask: Run, server: Server, house: P
     done = ask(*flags(server))
 
     assert done.returncode == 1
-    assert "wants an API key" in done.stderr
+    assert "requires an API key" in done.stderr
 
 
 def test_a_gateway_that_goes_away_ends_the_run_and_the_next_one_goes_on(

@@ -207,7 +207,9 @@ def test_processes_are_shared_out_to_where_most_is_left(sizes: list[int], room: 
 
 def test_devices_that_are_not_there_are_named() -> None:
     assert devices_named("cpu") == ()
-    with pytest.raises(CommandError, match=r"--devices cuda:99: cuda:99 is no device here"):
+    with pytest.raises(
+        CommandError, match=r"--devices cuda:99: cuda:99 is not a device of this machine"
+    ):
         devices_named("cuda:99")
 
 

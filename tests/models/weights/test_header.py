@@ -247,7 +247,9 @@ def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
     both = Pairs([("a", entry(0, 2)), ("b", entry(2, 4))])
     index_of(tmp_path, text, one=Pairs([("a", FOUR)]), two=both)
 
-    with pytest.raises(CheckpointError, match=r"two.safetensors: tensor a: is here, but"):
+    with pytest.raises(
+        CheckpointError, match=r"two.safetensors: tensor a: contains this tensor, but"
+    ):
         list_tensors(tmp_path)
 
 

@@ -194,7 +194,7 @@ def test_a_tensor_that_lacks_is_named(
 def test_a_file_without_a_manifest_is_refused(written: Path, config: ModelConfig) -> None:
     save_file({"a": torch.zeros(1)}, written)
 
-    with pytest.raises(CheckpointError, match="is no file of united experts"):
+    with pytest.raises(CheckpointError, match="is not a file of united experts"):
         UnitedExperts.open(written, config)
 
 

@@ -99,7 +99,7 @@ def test_one_in_ten_sequences_is_held_out_in_a_drawn_order(
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("rows.jsonl", b'{"text": "a b"}\n{"text"', r"rows\.jsonl, line 2 is no JSON"),
+        ("rows.jsonl", b'{"text": "a b"}\n{"text"', r"rows\.jsonl, line 2 is not valid JSON"),
         ("rows.jsonl", b'{"prompt": "a"}', r'line 1: expected {"text": "..."} or {"messages"'),
         ("rows.jsonl", b'{"messages": []}', "line 1: expected"),
         ("rows.jsonl", b'"a"', "line 1: expected"),

@@ -29,7 +29,7 @@ def scheduler_address(given: str) -> str:
     found = given or next((p.admin_address for p in processes if p.role == "scheduler"), "")
     if not found:
         raise CommandError(
-            "no suite runs in this directory; start one with 'moesaic up', "
+            "nothing runs in this directory; start a suite with 'moesaic up', "
             "or name a scheduler with --scheduler",
             Exit.UNHEALTHY,
         )

@@ -30,7 +30,7 @@ def status(
     suite = StateFile().running()
     if suite is None and not (scheduler or url):
         raise CommandError(
-            "no suite runs in this directory; start one with 'moesaic up', "
+            "nothing runs in this directory; start a suite with 'moesaic up', "
             "or name one with --url and --scheduler",
             Exit.UNHEALTHY,
         )
