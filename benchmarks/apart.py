@@ -92,7 +92,8 @@ def _measure(suites: Mapping[str, RunningSuite], rows: int, rounds: int) -> dict
     before = {}
     seconds: dict[str, list[float]] = {side: [] for side in suites}
     for number in range(-1, rounds):
-        if not number:  # the round before has warmed up
+        # The round before has warmed up.
+        if not number:
             time.sleep(SETTLE_S)
             before = {side: _metrics_of(suite) for side, suite in suites.items()}
         for side, suite in suites.items():

@@ -81,7 +81,8 @@ def _paged(queries: Tensor, keys: Tensor, values: Tensor) -> Callable[[], Tensor
     cached = torch.zeros(num_blocks * BLOCK_SIZE, 2 * KV_HEADS * DIM)
     positions = torch.arange(length)
     offsets = table[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
-    cos, sin = torch.ones(length, DIM), torch.zeros(length, DIM)  # nothing is rotated
+    # Nothing is rotated
+    cos, sin = torch.ones(length, DIM), torch.zeros(length, DIM)
     qkv = torch.cat([keys.new_zeros(HEADS, length, DIM), keys, values]).transpose(0, 1).contiguous()
     store_grouped(qkv, HEADS, None, 0.0, cos, sin, False, offsets, cached, BLOCK_SIZE)
 

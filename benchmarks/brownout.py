@@ -176,7 +176,8 @@ def _measure(directory: str, topology: str, rounds: int) -> dict[str, Any]:
         for way, threshold in (*POINTS, *FEWER):
             asyncio.run(set_thresholds(suite, way, 1.0))
             for workload in WORKLOADS:
-                side.generate(workload.prompts(generator), 2)  # warm up
+                # Warm up
+                side.generate(workload.prompts(generator), 2)
             turns: dict[str, tuple[list[float], list[float]]] = {
                 w.name: ([], []) for w in WORKLOADS
             }
@@ -233,7 +234,8 @@ async def set_thresholds(suite: RunningSuite, way: int, threshold: float) -> Non
             if (load.decode_threshold, load.prefill_threshold) != (threshold, threshold):
                 continue
             if "expert-0" not in suite.processes:
-                return  # it adopts the way before the thresholds
+                # It adopts the way before the thresholds.
+                return
             placed = await plans.GetPlacement(scheduler_pb2.GetPlacementRequest())
             rung = placed.placement.rung
             if (rung.way, rung.instead) == (way, "united" if way else "fewer"):

@@ -95,7 +95,8 @@ async def _measure(rounds: int, per_round: int) -> dict[str, dict[int, list[floa
             "unix_socket": await stack.enter_async_context(_unix_socket()),
         }
         samples: dict[str, dict[int, list[float]]] = {way: {r: [] for r in ROWS} for way in ways}
-        for round_idx in range(-1, rounds):  # the first one warms up
+        # The first one warms up.
+        for round_idx in range(-1, rounds):
             for rows in ROWS:
                 for way, hop in ways.items():
                     times = await _timed(hop, rows, per_round)
@@ -134,7 +135,8 @@ async def _between_processes(transports: Transports) -> AsyncIterator[Hop]:
 @asynccontextmanager
 async def _unix_socket() -> AsyncIterator[Hop]:
     with _process(_serve_bytes) as far:
-        near = socket.socket(fileno=os.dup(far.fileno()))  # the pipe to it is a Unix socket pair
+        # The pipe to it is a Unix socket pair.
+        near = socket.socket(fileno=os.dup(far.fileno()))
         payloads = {rows: bytes(rows * HIDDEN * 4) for rows in ROWS}
 
         async def hop(rows: int) -> None:

@@ -111,7 +111,8 @@ async def _rounds(suite: RunningSuite, rounds: int) -> dict[str, Any]:
             asyncio.create_task(_generate(*pair, done)) for pair in zip(streams, gaps, strict=True)
         ]
         try:
-            await asyncio.sleep(2.0)  # compiled, cached, warm
+            # Compiled, cached, warm
+            await asyncio.sleep(2.0)
             home = (await stub.GetPlacement(pb.GetPlacementRequest(), timeout=10)).placement
             away = _half_elsewhere(home)
             for number in range(rounds):
@@ -124,7 +125,8 @@ async def _rounds(suite: RunningSuite, rounds: int) -> dict[str, Any]:
                     pb.ApplyPlacementRequest(placement=wanted, base_epoch=current.epoch),
                     timeout=300,
                 )
-                await asyncio.sleep(0.2)  # attention workers hear of it and switch
+                # Attention workers hear of it and switch.
+                await asyncio.sleep(0.2)
                 end = time.perf_counter()
                 seconds.append(end - middle)
                 windows.append((start, middle, end))
@@ -133,7 +135,8 @@ async def _rounds(suite: RunningSuite, rounds: int) -> dict[str, Any]:
                 if failed:
                     await failed[0]
             done.set()
-            await asyncio.gather(*asking)  # of a request, gaps are known at its end
+            # Of a request, gaps are known at its end.
+            await asyncio.gather(*asking)
         finally:
             for task in asking:
                 task.cancel()

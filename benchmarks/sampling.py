@@ -77,7 +77,8 @@ def _peaked() -> Tensor:
 
 def _measure(logits: Tensor, how: PickRules, turns: int) -> dict[str, dict[str, float]]:
     times: dict[str, dict[str, list[float]]] = {way: {} for way in WAYS}
-    for turn in range(-1, turns):  # the first one warms up
+    # The first one warms up.
+    for turn in range(-1, turns):
         for rows in ROWS:
             rules = [how._replace(draw=row / rows) for row in range(rows)]
             for way, pick in WAYS.items():

@@ -165,7 +165,8 @@ def _degraded(
 
 
 def _wide(layers: int, generator: torch.Generator, rounds: int) -> dict[str, Any]:
-    from benchmarks.kernels.bench import Timer, gemm_rate  # needs triton
+    # Needs triton
+    from benchmarks.kernels.bench import Timer, gemm_rate
 
     peak = gemm_rate(Timer(20))
     figures: dict[str, Any] = {"gemm_bf16_tflops": round(peak / 1e12, 1)}
@@ -207,7 +208,8 @@ def _make(directory: Path, layers: int) -> None:
 def _linear_operations(layers: int) -> int:
     """Operations of one token of a prompt in linear layers: attention's, the gate and the chosen experts."""
     hidden, heads = WIDE["hidden_size"], WIDE["num_attention_heads"]
-    width = heads + WIDE["num_key_value_heads"]  # queries and output, keys and values
+    # Queries and output, keys and values.
+    width = heads + WIDE["num_key_value_heads"]
     attention = 2 * width * WIDE["head_dim"] * hidden
     experts = 3 * WIDE["num_experts_per_tok"] * WIDE["moe_intermediate_size"] * hidden
     return int(2 * layers * (attention + experts + WIDE["num_experts"] * hidden))

@@ -105,7 +105,8 @@ async def _longest(suite: RunningSuite, num_blocks: dict[str, int]) -> dict[str,
         for way, blocks in num_blocks.items():
             store_kv, tokens = way == "stored", blocks * BLOCK
             await worker.score(_prompt(WARM_UP_TOKENS), CANDIDATES, store_kv)
-            (process / "clear_refs").write_text("5")  # begin its peak anew
+            # Begin its peak anew.
+            (process / "clear_refs").write_text("5")
             before = _status_bytes(process, "VmHWM")
             seconds, logprobs = await worker.score(_prompt(tokens), CANDIDATES, store_kv)
             assert len(logprobs) == len(CANDIDATES)
@@ -140,7 +141,8 @@ async def _compared(suite: RunningSuite, tokens: int, rounds: int) -> dict[str, 
         for _ in range(rounds):
             prompt = _prompt(tokens)
             told = []
-            for way in ("swept", "stored"):  # swept first: it leaves nothing to be found
+            # Swept first: it leaves nothing to be found.
+            for way in ("swept", "stored"):
                 took, logprobs = await worker.score(prompt, CANDIDATES, way == "stored")
                 seconds[way].append(took)
                 told.append(logprobs)

@@ -74,7 +74,8 @@ async def _run(quick: bool) -> dict[str, Any]:
             points[name] = own = {}
             for threshold in thresholds:
                 base, rule = rule_of(name)
-                if rule != "tokens" and not threshold:  # no expert stays by any rule
+                # No expert stays by any rule.
+                if rule != "tokens" and not threshold:
                     own[threshold] = points[base][threshold]
                 else:
                     own[threshold] = await measure(engine, questions, loaded, threshold)

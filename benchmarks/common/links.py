@@ -49,7 +49,8 @@ class LinkedHosts:
         if mbit:
             set_rate(self.network, round(mbit * 1e6))
             return
-        self.shape(_FIRST_MBIT)  # so that there is something to delete
+        # So that there is something to delete.
+        self.shape(_FIRST_MBIT)
         inside = ("parent", "1:1") if self.network.netem else ("root",)
         for cable in self.network.cables:
             call("tc", "-n", cable.namespace, "qdisc", "del", "dev", UPLINK, *inside)

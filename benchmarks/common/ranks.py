@@ -70,7 +70,8 @@ class Ranks:
             try:
                 yield lead(load_part(directory, 0, self.ranks), group)
             finally:
-                with suppress(RuntimeError):  # a test may have killed the others
+                # A test may have killed the others.
+                with suppress(RuntimeError):
                     group.close()
 
     @contextmanager

@@ -117,7 +117,8 @@ async def record_set(part: str, rows: Sequence[LabelledPrompt], url: str, worker
             await _ask(client, scored, 8, scored=True)
             for at_once, count in GENERATED.items():
                 await _ask(client, list(islice(left, count)), at_once, scored=False)
-    await asyncio.sleep(0.5)  # the last steps are on their way
+    # The last steps are on their way.
+    await asyncio.sleep(0.5)
     recording.enough.set()
     await reader
     trace = recording.trace()

@@ -116,7 +116,8 @@ class EdgeControl:
         made = (await self.scheduler.Plan(request, timeout=PLAN_S)).plan
         if not made.HasField("seconds"):
             raise NoPlan(f"{policy}: {made.reason}")
-        made.placement.epoch = 1  # it has none yet, but documents have
+        # It has none yet, but documents have.
+        made.placement.epoch = 1
         return decode_placement(made.placement)
 
     async def apply(self, wanted: Placement) -> float:

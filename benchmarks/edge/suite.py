@@ -30,7 +30,8 @@ def edge_suite(point: EdgePoint, *, linked: bool, replan_s: float = 3600) -> Ite
     """
     flags = ["--topology", "edge", "--agents", str(point.num_sites)]
     flags += ["--memory", ",".join(point.memory), "--kv-blocks", str(point.kv_blocks)]
-    flags += ["--dtype", "float32"]  # as the memories are meant
+    # As the memories are meant.
+    flags += ["--dtype", "float32"]
     flags += ["--no-read-files", *(("--link", point.link) if linked else ())]
     flags += ["--placement-policy", "keep", "--replan-interval-s", str(replan_s)]
     flags += ["--activation-window-s", str(point.window_s)]

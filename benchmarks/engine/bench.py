@@ -236,7 +236,8 @@ def _measure(
             streams = max(w.num_prompts for w in workloads if w.output_tokens > 1)
             sides["llama_cpp"] = running.enter_context(llama_cpp_side(python, directory, streams))
         for side in sides.values():
-            side.generate(workloads[0].prompts(generator), 2)  # warm up
+            # Warm up
+            side.generate(workloads[0].prompts(generator), 2)
         short = EngineWorkload("first_token", 1, PROMPT_TOKENS, STREAM_TOKENS)
         first_token = first_tokens(sides, PEERS, rounds, lambda: short.prompts(generator)[0])
         measured = _Measured({side: {} for side in sides}, {}, first_token)

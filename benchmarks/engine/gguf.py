@@ -167,9 +167,11 @@ def head_of(metadata: Mapping[str, Any], tensors: Mapping[str, Described]) -> by
     for key, value in metadata.items():
         kind, packed = _value(value)
         head += _string(key) + struct.pack("<I", kind) + packed
-    offset = 0  # from the end of the head, padded
+    # From the end of the head, padded.
+    offset = 0
     for name, tensor in tensors.items():
-        dimensions = tensor.shape[::-1]  # the fastest first
+        # The fastest first
+        dimensions = tensor.shape[::-1]
         head += _string(name) + struct.pack(f"<I{len(dimensions)}Q", len(dimensions), *dimensions)
         head += struct.pack("<IQ", tensor.kind, offset)
         offset += tensor.nbytes + -tensor.nbytes % ALIGNMENT

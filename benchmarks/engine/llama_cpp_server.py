@@ -12,7 +12,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True)
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--slots", type=int, required=True)  # sequences at once
+    # Sequences at once
+    parser.add_argument("--slots", type=int, required=True)
     parser.add_argument("--slot-tokens", type=int, required=True)
     parser.add_argument("--kv", choices=["f16", "f32"], required=True)
     asked = parser.parse_args()
@@ -27,7 +28,8 @@ def main() -> None:
     params.cache_type_k = params.cache_type_v = kv
     server = xllamacpp.Server(params)
     signal.pause()
-    del server  # it has run until here
+    # It has run until here.
+    del server
 
 
 if __name__ == "__main__":

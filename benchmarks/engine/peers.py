@@ -70,7 +70,8 @@ def running(
 
 
 def _end(server: "subprocess.Popen[bytes]") -> None:
-    with suppress(ProcessLookupError):  # it has ended on its own
+    # It has ended on its own.
+    with suppress(ProcessLookupError):
         os.killpg(server.pid, signal.SIGCONT)
         os.killpg(server.pid, signal.SIGTERM)
         try:

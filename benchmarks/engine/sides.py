@@ -55,10 +55,12 @@ def transformers_side(model: Any) -> Side:
         assert output.shape[1] == len(prompts[0]) + num_tokens
 
     def stream(prompt: Prompt, num_tokens: int) -> list[float]:
-        generate([prompt[::-1]], 1)  # as servers are warmed up
+        # As servers are warmed up.
+        generate([prompt[::-1]], 1)
         watch = _Stopwatch()
         generate([prompt], num_tokens, streamer=watch)
-        assert len(watch.times) == num_tokens + 1  # the first call brings the prompt
+        # The first call brings the prompt.
+        assert len(watch.times) == num_tokens + 1
         return watch.times[1:]
 
     return Side(generate, stream)

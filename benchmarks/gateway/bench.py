@@ -78,7 +78,8 @@ def run(quick: bool) -> dict[str, Any]:
 
 async def _measure(suite: RunningSuite, starts: int, pairs: int, streams: int) -> dict[str, Any]:
     prompts = await _prompts(suite.port)
-    await _started(suite)  # which leaves bytecode to those that count
+    # Which leaves bytecode to those that count.
+    await _started(suite)
     started = [await _started(suite) for _ in range(starts)]
     async with execute_stream(suite.attention_address) as direct:
         added = await _added(suite.port, direct, prompts, pairs)
@@ -165,7 +166,8 @@ async def _added(
     alone: list[float] = []
     added: dict[str, list[float]] = {route: [] for route in ROUTES}
     constant: list[float] = []
-    for number in range(-20, pairs):  # the first ones warm up
+    # The first ones warm up.
+    for number in range(-20, pairs):
         for route in ROUTES:
             prompt = prompts[route][number % PROMPTS]
             ways = [
@@ -219,8 +221,10 @@ async def _first_token(
     before = _steps(suite)
     for number in range(streams):
         await _rest(connection, prompts[number % PROMPTS])
-    prompt_step_ms = _mean_step_ms(before, _steps(suite))  # one token each: no other steps
-    first, gaps = [], []  # of each stream; its mean
+    # One token each: no other steps.
+    prompt_step_ms = _mean_step_ms(before, _steps(suite))
+    # Of each stream; its mean.
+    first, gaps = [], []
     for number in range(-2, streams):
         body = {**prompts[number % PROMPTS].body, "max_tokens": STREAM_TOKENS, "stream": True}
         body |= {"ignore_eos": True, "temperature": 0}

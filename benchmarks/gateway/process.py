@@ -73,7 +73,8 @@ async def gateway_process(redis_url: str, *flags: str) -> AsyncIterator[GatewayP
         port = free.getsockname()[1]
     environment = {name: value for name, value in os.environ.items() if "MOESAIC" not in name}
     environment["MOESAIC_SECRET"] = own_credentials().secret.decode()
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # installed, it has its bytecode
+    # Installed, it has its bytecode.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [sys.executable, "-m", "moesaic.services.gateway", "--model", str(DEMO)]
     command += ["--port", str(port), "--redis-url", redis_url, *flags]
     started = time.perf_counter()
@@ -124,7 +125,8 @@ class InstantAttention(attention_pb2_grpc.AttentionServiceServicer):
                 self.num_waiting -= 1
             elif kind != "submit":
                 continue
-            elif command.submit.generation.max_tokens <= 1:  # 0: it scores
+            elif command.submit.generation.max_tokens <= 1:
+                # 0: it scores
                 for event in _answer(command.submit):
                     events.put_nowait(event)
             else:

@@ -35,7 +35,8 @@ def run(quick: bool) -> dict[str, Any]:
         raise CommandError(
             "kernels needs a CUDA device, and a torch that was built for it", Exit.UNHEALTHY
         )
-    from benchmarks.kernels.cases import all_cases  # these two need triton
+    # These two need triton.
+    from benchmarks.kernels.cases import all_cases
     from benchmarks.kernels.tiles import measure_tiles
 
     tests = run_tests()
@@ -121,7 +122,8 @@ def captured(work: Callable[[], object]) -> Callable[[], object]:
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no types here
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for _ in range(3):  # compiles, and sets up the libraries' handles
+        # Compiles, and sets up the libraries' handles.
+        for _ in range(3):
             work()
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
@@ -177,7 +179,8 @@ def run_tests() -> dict[str, Any]:
         command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", f"--junitxml={report}"]
         # Plugins that the settings name may be missing where nothing can be installed.
         lenient = ["-W", "ignore::pytest.PytestConfigWarning", "--continue-on-collection-errors"]
-        if find_spec("xdist"):  # most of their time goes to the compiler
+        # Most of their time goes to the compiler.
+        if find_spec("xdist"):
             lenient += ["-n", str(min(8, os.cpu_count() or 1)), "-p", "no:benchmark"]
         done = subprocess.run(
             [*command, *lenient, *tested], cwd=root, stdout=sys.stderr, check=False

@@ -262,7 +262,8 @@ def _contiguous_attention(
 ) -> Callable[[], object] | None:
     """torch's fused attention, over keys and values that lie side by side already."""
     if layout.value_column == 0 or num_rows not in (1, length):
-        return None  # it has no values within keys, and no causal mask but a square one
+        # It has no values within keys, and no causal mask but a square one.
+        return None
     queries = normal(batch, num_heads, num_rows, layout.key_dim)
     keys, values = normal(2, batch, layout.num_kv_heads, length, layout.key_dim)
     return lambda: F.scaled_dot_product_attention(

@@ -50,7 +50,8 @@ async def _there_and_back(port: int, device: str, repeats: int) -> dict[int, flo
     """Median seconds of a round trip, by size in bytes."""
     import ucxx
 
-    ucxx.init(progress_mode="polling")  # its other modes wait, for milliseconds at times
+    # Its other modes wait, for milliseconds at times.
+    ucxx.init(progress_mode="polling")
     endpoint = await asyncio.wait_for(ucxx.create_endpoint("127.0.0.1", port), TIMEOUT_S)
     times: dict[int, float] = {}
     for size in SIZES:

@@ -65,7 +65,8 @@ def _candidates(rows_per_slot: float) -> Iterator[tuple[TileShape, TileShape]]:
     widths = (32, 64, 128) if few else (64, 128, 256)
     for rows, columns, depth, stages in product(heights, widths, (64, 128), (3, 4)):
         warps = 4 if few or rows * columns <= 8192 else 8
-        first = TileShape(rows, max(columns // 2, 32), depth, warps, stages)  # it has two products
+        # It has two products.
+        first = TileShape(rows, max(columns // 2, 32), depth, warps, stages)
         yield first, TileShape(rows, columns, depth, warps, stages)
 
 

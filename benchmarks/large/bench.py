@@ -110,7 +110,8 @@ def _rates(side: Side, seed: int) -> Iterator[tuple[str, float]]:
     def prompts(count: int, length: int) -> list[list[int]]:
         return torch.randint(300, 4000, (count, length), generator=generator).tolist()
 
-    side.generate(prompts(1, PROMPT_TOKENS), 4)  # warm up
+    # Warm up
+    side.generate(prompts(1, PROMPT_TOKENS), 4)
 
     def decoding(count: int, tokens: int) -> float:
         asked = prompts(count, PROMPT_TOKENS)

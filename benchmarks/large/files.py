@@ -183,7 +183,8 @@ def _write_layer(
             file.write(matrix.codes.tobytes() + matrix.scales.tobytes())
             file.write(np.array([num_out, num_in], np.int64).tobytes())
             if kind != (kind := name.rsplit(".", 1)[1]):
-                _pad(gguf)  # the experts of a kind are one tensor there
+                # The experts of a kind are one tensor there.
+                _pad(gguf)
             gguf.write(matrix.q4_0())
     return list(tensors)
 

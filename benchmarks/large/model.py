@@ -28,7 +28,8 @@ def write_model(directory: Path, layers: int, told: Callable[[str], None]) -> No
     checkpoint.mkdir(parents=True)
     metadata = {**architecture_of(config), **_vocabulary(config["vocab_size"])}
     write_pair(config, metadata, checkpoint, directory / GGUF, told)
-    for name in TOKENIZER_FILES:  # prompts are token ids
+    # Prompts are token ids.
+    for name in TOKENIZER_FILES:
         shutil.copy(DEMO / name, checkpoint)
     done.write_text(str(layers))
 

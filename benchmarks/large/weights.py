@@ -51,7 +51,8 @@ class Matrix:
 
     def q4_0(self) -> bytes:
         """Blocks of GGUF: a scale, then bytes with inputs i and i + 16."""
-        pairs = self.codes.reshape(-1, 2, 8)  # of a group: the first 16 inputs, and the others
+        # Of a group: the first 16 inputs, and the others.
+        pairs = self.codes.reshape(-1, 2, 8)
         first, second = pairs[:, 0], pairs[:, 1]
         blocks = np.empty((len(pairs), 18), np.uint8)
         blocks[:, :2] = self.scales.reshape(-1, 1).view(np.uint8)

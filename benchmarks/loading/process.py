@@ -28,7 +28,8 @@ def main() -> None:
     quantization: Quantization = "int8" if name == "int8" else "none"
     config = load_config(model)
     library()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    # The peak begins anew.
+    Path("/proc/self/clear_refs").write_text("5")
     before, began = _resident("VmRSS"), time.perf_counter()
     held = _load(model, config, way, quantization)
     seconds = time.perf_counter() - began

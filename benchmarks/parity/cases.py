@@ -54,7 +54,8 @@ def build_reference(case: ParityCase, directory: Path, **save_options: Any) -> A
         ):  # made as ones and zeros, which would hide a mix-up
             torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.2)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if name.endswith("e_score_correction_bias"):  # made as zeros
+        # Made as zeros
+        if name.endswith("e_score_correction_bias"):
             torch.nn.init.normal_(tensor, std=0.2)
     model.save_pretrained(directory, **save_options)
     if case.file:

@@ -60,7 +60,8 @@ def publish(model: Path, published: Path, values: Path, form: Published) -> None
     chance = np.random.default_rng(5)
     fused: dict[str, list[tuple[str, Array]]] = {}
     for name, tensor in source.items():
-        if form.fused and tensor.ndim == 3:  # gpt-oss: ``[E, in, out]``, codes the other way round
+        # gpt-oss: ``[E, in, out]``, codes the other way round.
+        if form.fused and tensor.ndim == 3:
             every = [form.write(own.T.double().numpy(), chance) for own in tensor]
             for end in every[0][0]:
                 quantised[f"{name}_{end}"] = torch.stack([parts[end] for parts, _ in every])

@@ -52,10 +52,12 @@ async def worker(arguments: argparse.Namespace) -> None:
     config, checkpoint = load_config(directory), Checkpoint(directory)
     decoder = Decoder.load(checkpoint, config, torch.float32, torch.device("cpu"))
     async with AsyncExitStack() as parts:
-        for code in CODE:  # this, and what torch needs for a start, is not the experts'
+        # This, and what torch needs for a start, is not the experts'.
+        for code in CODE:
             importlib.import_module(code)
         await run_step(decoder, Nothing(), 16)
-        await on_own_thread(int)  # gives back what reading the decoder has freed
+        # Gives back what reading the decoder has freed.
+        await on_own_thread(int)
         memory = Memory()
         opened = open_all_to_all if arguments.all_to_all else open_gathered
         dispatcher, planned = await opened(arguments, config, checkpoint, parts)
@@ -67,7 +69,8 @@ async def worker(arguments: argparse.Namespace) -> None:
                     runs = [await run_step(decoder, dispatcher, rows) for _ in range(STEPS)]
                     results.append(sorted(runs, key=lambda run: run["step_s"])[STEPS // 2])
             print(json.dumps(planned | {"results": results}), flush=True)
-        await asyncio.to_thread(sys.stdin.readline)  # until everybody is done
+        # Until everybody is done.
+        await asyncio.to_thread(sys.stdin.readline)
 
 
 async def open_gathered(
@@ -241,7 +244,8 @@ def run_mode(
         for process in processes:
             _tell(process, "done")
         for process in processes:
-            process.communicate(timeout=30)  # closes its pipes, too
+            # Closes its pipes, too.
+            process.communicate(timeout=30)
 
 
 def _line(process: "subprocess.Popen[str]") -> str:
@@ -297,7 +301,8 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=1)
     parser.add_argument("--rows", type=int, nargs="*", default=ROWS)
     parser.add_argument("--everybody", action="store_true", help="all workers run steps at once")
-    for name in ("resident", "offload", "all-to-all"):  # of one process
+    # Of one process
+    for name in ("resident", "offload", "all-to-all"):
         parser.add_argument(f"--{name}", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--share", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -35,7 +35,8 @@ def main() -> None:
     threading.Thread(target=ask, daemon=True).start()
     for _ in sys.stdin:
         with answered:
-            answered.wait(60)  # what is under way counts too
+            # What is under way counts too.
+            answered.wait(60)
             print(longest_s * 1000, flush=True)
             longest_s = 0.0
 

@@ -76,7 +76,8 @@ def run(quick: bool) -> dict[str, Any]:
     prompts = _prompts(rounds * max(SEQUENCES))
     assert rounds * max(SEQUENCES) >= 2 * rounds * max(FEW_SEQUENCES)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as workers have that share the cores
+    # As workers have that share the cores.
+    torch.set_num_threads(1)
     ridge, figures = _slowest_worker(2 if quick else BATCHES)
     torch.set_num_threads(threads)
     with ExitStack() as running:
@@ -128,7 +129,8 @@ def _in_turns(
     figures: dict[str, Any] = {}
     for count in sequences:
         for suite in suites.values():
-            _generate(suite, prompts[:count], 4)  # warms up
+            # Warms up
+            _generate(suite, prompts[:count], 4)
         before = {name: _counts(suite) for name, suite in suites.items()}
         rates: dict[str, list[float]] = {name: [] for name in suites}
         for at in range(rounds):

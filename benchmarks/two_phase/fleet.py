@@ -87,7 +87,8 @@ class TwoPhaseFleet:
             for name in answers[0]["counted"]
         }
         gone = {way: counted[f"rounds {way}"] for way in WAYS}
-        gone["direct"] /= 2  # each worker counts one, the others one for both workers of a node
+        # Each worker counts one, the others one for both workers of a node.
+        gone["direct"] /= 2
         return Block(
             statistics.fmean(answer["layer_s"] for answer in answers),
             statistics.fmean(answer["layers"] for answer in answers),

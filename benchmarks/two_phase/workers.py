@@ -174,7 +174,8 @@ async def work(role: str, name: str, node: str, address: str, model: Path, contr
             order |= {} if near is None else {"neighbours": [Endpoint(*each) for each in near]}
         with torch.inference_mode():
             await say(await getattr(made, verb)(**order))
-    os._exit(0)  # nothing of it is worth closing
+    # Nothing of it is worth closing.
+    os._exit(0)
 
 
 def main() -> None:
@@ -194,12 +195,14 @@ def main() -> None:
                     paths = Path(told["model"]), Path(told["control"])
                     asyncio.run(work(role, f"{node}-{n}", node, address, *paths))
             signal.pause()
-    sys.stdin.readline()  # until the bench ends
+    # Until the bench ends.
+    sys.stdin.readline()
 
 
 def die_with_parent() -> None:
     """Never outlive the process that has forked this one."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    # PR_SET_PDEATHSIG
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 if __name__ == "__main__":

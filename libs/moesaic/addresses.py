@@ -95,7 +95,8 @@ def interface_of(address: str) -> str | None:
 def _ipv4_interfaces() -> dict[bytes, str]:
     """Interfaces by address."""
     answer = array("B", bytes(_MAX_ADDRESSES * _IFREQ.size))
-    request = struct.pack("iP", len(answer), answer.buffer_info()[0])  # struct ifconf
+    # Struct ifconf
+    request = struct.pack("iP", len(answer), answer.buffer_info()[0])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         filled, _ = struct.unpack("iP", fcntl.ioctl(sock, _SIOCGIFCONF, request))
     found = _IFREQ.iter_unpack(answer.tobytes()[:filled])

@@ -215,7 +215,8 @@ def fitted(terms: Sequence[str], sums: FitSums) -> PartCost:
             )
             if left < bound:
                 best, support, unit = left, list(chosen), [0.0] * n
-                bound = left - _NEGLIGIBLE * sums.squares  # among equals the first in that order
+                # Among equals the first in that order.
+                bound = left - _NEGLIGIBLE * sums.squares
                 for i, x in zip(chosen, found, strict=True):
                     unit[i] = x / scale[i]
     spread, covariance = _uncertainty(scaled, scale, support, max(0.0, best), sums)
@@ -240,7 +241,8 @@ def _uncertainty(
     covariance = [[0.0] * n for _ in range(n)]
     if not support:
         return 0.0, tuple(map(tuple, covariance))
-    effective = sums.weight**2 / sums.squared_weight  # measurements, were all worth the same
+    # Measurements, were all worth the same.
+    effective = sums.weight**2 / sums.squared_weight
     variance = left / sums.weight * effective / max(1.0, effective - len(support))
     for i, row in zip(support, inverse(scaled, support), strict=True):
         for j, each in zip(support, row, strict=True):

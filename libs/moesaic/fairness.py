@@ -129,7 +129,8 @@ class Shares:
         if not given:
             return
         had = self._had
-        wanting = {  # one for all that are alike, since many may wait
+        # One for all that are alike, since many may wait.
+        wanting = {
             (max(0, priority), tenant, had.get((tenant, request), 0) >= quantum)
             for tenant, request, priority, _ in waiting
         }

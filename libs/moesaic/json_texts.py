@@ -125,7 +125,8 @@ def _outside_strings(written: bytes) -> Iterator[bytes]:
     in_string, rest = 0, b""
     for piece in pieces_of(written):
         piece = rest + piece
-        is_cut = (len(piece) - len(piece.rstrip(b"\\"))) % 2  # within an escape
+        # Within an escape
+        is_cut = (len(piece) - len(piece.rstrip(b"\\"))) % 2
         piece, rest = (piece[:-1], piece[-1:]) if is_cut else (piece, b"")
         parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         yield b'""'.join(parts[in_string::2])

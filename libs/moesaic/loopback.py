@@ -43,7 +43,8 @@ def plain_host(host: str) -> str:
     if address is None:
         return host.lower().removesuffix(".") if is_loopback(host) else host
     if address.is_loopback or address.is_unspecified:
-        return str(ipaddress.ip_address(address.packed))  # without a scope
+        # Without a scope
+        return str(ipaddress.ip_address(address.packed))
     return host.removeprefix("[").removesuffix("]")
 
 

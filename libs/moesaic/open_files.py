@@ -7,7 +7,8 @@ from contextlib import suppress
 def raise_file_limit() -> None:
     """Let this process open as many files as it may: shells often allow 1,024 at first."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # the kernel may not grant what it lists
+    # The kernel may not grant what it lists.
+    with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 

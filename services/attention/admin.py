@@ -111,7 +111,8 @@ class AttentionAdmin(attention_pb2_grpc.AttentionServiceServicer):
                     async for response in traced(self._config, engine, self._open_gates):
                         yield response
                 finally:
-                    if self.requests.engine is engine:  # else it has ended
+                    # Else it has ended.
+                    if self.requests.engine is engine:
                         engine.trace(None)
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:

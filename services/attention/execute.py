@@ -72,7 +72,8 @@ class OpenRequests:
 
     def deliver(self, events: list[Event]) -> None:
         """Hand a step's events to their streams."""
-        live = [event for event in events if event.key in self._open]  # not cancelled meanwhile
+        # Not cancelled meanwhile
+        live = [event for event in events if event.key in self._open]
         for event, response in encode_events(live):
             if isinstance(event, FinishEvent | FailureEvent):
                 self._close(event.key)
@@ -141,12 +142,14 @@ class OpenRequests:
                 self._refuse(request.key, error)
             return
         if request.key in self._open and self.engine is not None:
-            assert isinstance(request.task, GenerationTask)  # only these have grammars
+            # Only these have grammars.
+            assert isinstance(request.task, GenerationTask)
             task = dataclasses.replace(request.task, grammar=compiled)
             self.engine.submit(dataclasses.replace(request, task=task))
 
     def _compiled(self, key: RequestKey, ended: asyncio.Task[None]) -> None:
-        if self._compiling[key] is ended:  # else the same request has come again
+        # Else the same request has come again.
+        if self._compiling[key] is ended:
             del self._compiling[key]
 
     def _refuse(self, key: RequestKey, error: MoesaicError) -> None:
@@ -160,7 +163,8 @@ class OpenRequests:
     def _cancel(self, key: RequestKey) -> None:
         self._close(key)
         if compiling := self._compiling.get(key):
-            compiling.cancel()  # its grammar need not be compiled for it
+            # Its grammar need not be compiled for it.
+            compiling.cancel()
         if self.engine is not None:
             self.engine.cancel(key)
 

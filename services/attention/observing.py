@@ -43,7 +43,8 @@ async def observe(api: AttentionAdmin, status: ServiceStatus, running: RunningEn
         looking = asyncio.ensure_future(running.thread.build(engine.load))
         try:
             while not (await asyncio.wait({looking}, timeout=OBSERVE_EVERY_S))[0]:
-                if vitals.live(engine.layers_done):  # it computes, and looks at nothing else
+                # It computes, and looks at nothing else.
+                if vitals.live(engine.layers_done):
                     api.beat()
         finally:
             looking.cancel()

@@ -88,7 +88,8 @@ async def ranks(
     ending = False
 
     def lose(error: Exception, status: int = EXIT_UNHEALTHY) -> None:
-        if not ending:  # else ranks leave because they are told to
+        # Else ranks leave because they are told to.
+        if not ending:
             _end_at_once(error, status)
 
     meet = _meet_elsewhere if settings.tensor_parallel_address else _meet_here

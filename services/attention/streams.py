@@ -38,7 +38,8 @@ class BlockLog:
         self._sequence += 1
         self._found.update(dict.fromkeys(stored))
         for name in evicted:
-            self._found.pop(name, None)  # it may have come and gone between two changes
+            # It may have come and gone between two changes.
+            self._found.pop(name, None)
         return pb.ExecuteResponse(
             block_changes=pb.BlockChanges(
                 sequence=self._sequence, stored=b"".join(stored), evicted=b"".join(evicted)
@@ -115,7 +116,8 @@ class GatewayStreams:
 
     def watch_blocks(self, stream: int) -> None:
         """Tell a stream of all blocks of the prefix cache, and of changes from now on."""
-        if stream not in self._queues:  # it was ended meanwhile
+        # It was ended meanwhile.
+        if stream not in self._queues:
             return
         self._watching.add(stream)
         for part in self._blocks.snapshot():
@@ -165,7 +167,8 @@ async def next_response(queue: Responses) -> pb.ExecuteResponse | None:
     responses, size = [response], response.ByteSize()
     while size < MAX_TOGETHER_BYTES and not queue.empty():
         following = queue.get_nowait()
-        if following is None:  # the end, which has to be seen
+        # The end, which has to be seen.
+        if following is None:
             queue.put_nowait(None)
             break
         responses.append(following)

@@ -109,7 +109,8 @@ class ExpertAdmin(expert_pb2_grpc.ExpertServiceServicer):
                 )
             except CheckpointError as error:
                 serves = serving is not None or host.epochs.in_force
-                if not serves and not placement.num_united:  # the scheduler can do without these
+                # The scheduler can do without these.
+                if not serves and not placement.num_united:
                     self._damage = error
                     self._damaged.set()
                 raise

@@ -202,7 +202,8 @@ async def _keep_house(
         # On another thread: it waits for a request that is being answered.
         await asyncio.to_thread(host.retire)
         host.answers.count()
-        rests = status.state == "standby"  # and has no colleagues to keep links to
+        # And has no colleagues to keep links to.
+        rests = status.state == "standby"
         placement = None if rests else host.epochs.placement(host.epochs.in_force)
         thread.call(relay.follow, placement)
         status.epoch = host.epochs.in_force

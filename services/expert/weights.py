@@ -34,7 +34,8 @@ async def give_experts(
         The address, and the peers to pull from.
     """
     layout, device = host.files.layout, host.files.device
-    digest = await on_own_thread(contents_digest, config.digest, layout, Share())  # packs an expert
+    # Packs an expert
+    digest = await on_own_thread(contents_digest, config.digest, layout, Share())
     # Ids of united experts are behind the own ones, way by way.
     num_bytes = (MOST_WAY + 1) * config.moe.num_experts * layout.nbytes
     server = PullServer(

@@ -97,7 +97,8 @@ async def _on_error(request: Request, error: Exception) -> Response:
         return _answer(request, problem_of(error))
     if isinstance(error, RequestValidationError):
         return _answer(request, problem_of(invalid_fields(error.errors())))
-    assert isinstance(error, HTTPException)  # registered for it
+    # Registered for it
+    assert isinstance(error, HTTPException)
     status = error.status_code
     message = {
         404: f"no route {request.method} {request.url.path[:200]}; /docs lists those there are",

@@ -154,7 +154,8 @@ class Entry:
         # HEAD has the status and headers of GET (RFC 9110, section 9.3.2).
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
-        structlog.contextvars.bind_contextvars(request_id=record.request_id)  # of this task only
+        # Of this task only.
+        structlog.contextvars.bind_contextvars(request_id=record.request_id)
         with metrics.inflight.track_inprogress():
             try:
                 await self._handle(record, headers, scope, receive, send)
@@ -178,14 +179,16 @@ class Entry:
                 return
             elif record.method == "HEAD" or not message.get("more_body", False):
                 complete = True
-                record.settle()  # before its client can know: its next request finds room
+                # Before its client can know: its next request finds room.
+                record.settle()
                 if record.method == "HEAD":
                     message = {"type": "http.response.body"}
             await send(message)
 
         max_body_bytes = self._max_body_bytes
         if scope["path"] == "/v1/files" and self._gateway.store is not None:
-            max_body_bytes = MAX_FORM_BYTES  # it goes to the disk, not into memory
+            # It goes to the disk, not into memory.
+            max_body_bytes = MAX_FORM_BYTES
         refused = self._refused(record, scope, headers, max_body_bytes)
         if refused is not None:
             metrics.rejections.labels(refused.body.code).inc()
@@ -193,7 +196,8 @@ class Entry:
             return await refused.response()(scope, receive, send_noted)
         try:
             await self._app(scope, _Bounded(receive, max_body_bytes), send_noted)
-            if not complete and not record.code:  # nobody else has noticed
+            # Nobody else has noticed.
+            if not complete and not record.code:
                 record.fail(problem_of(ClientClosed()))
         except Exception:
             # The routes have answered already if they could; this is the only place that sees the cause.
@@ -257,7 +261,8 @@ class _Bounded:
         self._complete = False
 
     async def __call__(self) -> Message:
-        if self._complete:  # only the client's leaving can come now
+        # Only the client's leaving can come now.
+        if self._complete:
             return await self._receive()
         try:
             async with asyncio.timeout(BODY_S):

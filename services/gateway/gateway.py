@@ -138,7 +138,8 @@ class Gateway:
             metrics.rejections.labels(check).inc()
             raise error
         if (num_first := num_sent_at_first(num_runs, record.places)) > 1:
-            record.ask_workers()  # it was counted as one
+            # It was counted as one.
+            record.ask_workers()
             self._check_room(record, num_first)
             self._join_crowd(record, num_first)
 
@@ -180,7 +181,8 @@ def _store(settings: GatewaySettings) -> Store | None:
 def gateway_of(request: Request) -> Gateway:
     """Find the gateway that serves a request."""
     gateway: Any = request.app.state.gateway
-    assert isinstance(gateway, Gateway)  # the app is made with one
+    # The app is made with one.
+    assert isinstance(gateway, Gateway)
     return gateway
 
 
@@ -208,7 +210,8 @@ def shelf_of(request: Request) -> Shelf:
 def record_of(request: Request) -> RequestRecord:
     """Find the record of a request."""
     record: Any = request.scope["state"]["record"]
-    assert isinstance(record, RequestRecord)  # ``Entry`` makes one
+    # ``Entry`` makes one
+    assert isinstance(record, RequestRecord)
     record.route = route_of(request.scope)
     return record
 

@@ -47,7 +47,8 @@ KEEP_CONNECTION_S = (
 async def serve(settings: GatewaySettings) -> None:
     """Serve until SIGTERM or SIGINT. The parts start top down and stop bottom up, errors or not."""
     identity = introduce(settings, "gateway")
-    if is_address(settings.host):  # of a name it is known later which address it stands for
+    # Of a name it is known later which address it stands for.
+    if is_address(settings.host):
         _check_exposure(settings)
     directory = await asyncio.to_thread(local_model, settings.model, weights=False)
     parsers = settings.tool_call_parser, settings.reasoning_parser
@@ -93,7 +94,8 @@ async def serve_http(
         log.info("gateway.serving", address=address, model=gateway.model_name)
         await process.stop.wait()
         process.status.set_state("draining")
-        batches.cancel()  # another process goes on with them, or this one when it is back
+        # Another process goes on with them, or this one when it is back.
+        batches.cancel()
         await finish_running(gateway, process.admin.grace_s)
         watching.cancel()
         following.cancel()
@@ -191,7 +193,8 @@ def _listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen()  # before the address is given away: the server itself begins some time later
+        # Before the address is given away: the server itself begins some time later.
+        listener.listen()
     except OSError as error:
         listener.close()
         fix = (

@@ -112,7 +112,8 @@ class SchedulerAdmin(scheduler_pb2_grpc.SchedulerServiceServicer):
         async with errors_as_status(context), self._planning:
             parts, current = self._opened(), self._placed()
             policy = require_policy(request.policy or parts.policies.current.policy)
-            parts.loop.require_lead()  # others do not see the traffic
+            # Others do not see the traffic.
+            parts.loop.require_lead()
             plan = await parts.loop.plan(current, policy)
             return pb.PlanResponse(plan=encode_plan(plan))
 
@@ -158,7 +159,8 @@ class SchedulerAdmin(scheduler_pb2_grpc.SchedulerServiceServicer):
         """List the last decisions, newest first, with the policy and the pins."""
         async with errors_as_status(context):
             parts = self._opened()
-            await parts.decisions.refresh()  # a standby has not made them
+            # A standby has not made them.
+            await parts.decisions.refresh()
             await parts.policies.look()
             count = min(request.limit or _USUAL_DECISIONS, _MOST_DECISIONS)
             policy = parts.policies.current
@@ -268,7 +270,8 @@ class SchedulerAdmin(scheduler_pb2_grpc.SchedulerServiceServicer):
     def _ended(self, order: "asyncio.Task[Any]") -> None:
         self._orders.discard(order)
         if not order.cancelled():
-            order.exception()  # the log of decisions has it, if the caller has gone
+            # The log of decisions has it, if the caller has gone.
+            order.exception()
 
     def _opened(self) -> Parts:
         if self._parts is None:

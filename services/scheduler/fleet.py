@@ -68,14 +68,16 @@ class FleetProposer:
         self._newcomers = {key: self._newcomers.get(key, now_s) for key in coming}
         proposal = propose(current, [r for r in records if r.worker_id not in held_back])
         if held_back and proposal.short:
-            proposal = propose(current, records)  # they are needed, however often they left
+            # They are needed, however often they left.
+            proposal = propose(current, records)
         if missing:
             known = [r for r in records if not r.holds_experts or r.incarnation in placed]
             alone = propose(current, known)
             proposal = alone if alone.placement is not None else proposal
         ways = {record.dispatch for record in records if record.takes_requests}
         if not experts and current is None and ways and not ways & {"", "routed"}:
-            proposal.waiting_for.clear()  # no attention worker asks for expert workers
+            # No attention worker asks for expert workers.
+            proposal.waiting_for.clear()
         proposal.waiting_for.extend(
             f"expert worker {worker_id}: came back often or cannot load, is placed in "
             f"{wait_s:.0f} s"

@@ -53,7 +53,8 @@ async def follow_while_leading(
                             rest()
                         else:
                             await _taken(bus, stream, entry, take)
-                            await asyncio.sleep(0)  # there may be many at first
+                            # There may be many at first.
+                            await asyncio.sleep(0)
                         if not leadership.held:
                             break
             end()

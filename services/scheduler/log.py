@@ -164,7 +164,8 @@ class DecisionLog:
         while self._unwritten:
             entry = self._unwritten[0]
             await self._bus.append(STREAM, entry, max_entries=STORED)
-            if self._unwritten and self._unwritten[0] is entry:  # others may write meanwhile
+            # Others may write meanwhile.
+            if self._unwritten and self._unwritten[0] is entry:
                 self._unwritten.popleft()
 
     def _keep(self, entry: Entry) -> None:

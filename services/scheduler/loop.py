@@ -135,7 +135,8 @@ class PlacementLoop:
             except MoesaicError as error:
                 log.warning("placement.failed", cause=str(error), retry_after_s=backoff_s)
                 self.waiting_for = [f"another attempt: {error}"]
-                await asyncio.sleep(_BACKOFF_S[0])  # a fleet that changes all the time can wait too
+                # A fleet that changes all the time can wait too.
+                await asyncio.sleep(_BACKOFF_S[0])
                 pause_s, backoff_s = backoff_s - _BACKOFF_S[0], min(2 * backoff_s, _BACKOFF_S[1])
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
@@ -173,7 +174,8 @@ class PlacementLoop:
         if current is None or base_epoch != current.epoch:
             raise StaleEpoch(base_epoch, self._view.epoch)
         placed = {worker.worker_id for worker in current.workers}
-        if {worker.worker_id for worker in placement.workers} != placed:  # it would not last
+        # It would not last.
+        if {worker.worker_id for worker in placement.workers} != placed:
             names = ", ".join(sorted(placed))
             raise InvalidInput("placement.workers", f"must be the placed workers: {names}")
         placement, own = own_part(placement), own_part(current)
@@ -184,7 +186,8 @@ class PlacementLoop:
             await self._place(placement, decision, urgent=False)
         except Obsolete as cause:
             raise NotReady(str(cause), code="placement_changing") from cause
-        with suppress(MoesaicError):  # the loop tells the workers that could not be told
+        # The loop tells the workers that could not be told.
+        with suppress(MoesaicError):
             await self._confirm()
         return decision
 
@@ -206,7 +209,8 @@ class PlacementLoop:
             return False
         if not self._leadership.held:
             self._closed = False
-            self._confirmation.forget()  # another leader may have workers prepare something
+            # Another leader may have workers prepare something.
+            self._confirmation.forget()
             self.waiting_for = [f"the lead, which {self._leadership.leader or 'nobody'} has"]
             return False
         await self._epochs.agree()
@@ -226,7 +230,8 @@ class PlacementLoop:
             await measure(self._feed, self._log, now.settled)
             await measure_sites(self._profiles, self._log, now.settled)
         step = next_step(now)
-        if now.changeable is not None:  # also if none of them can be had: see ``place_pins``
+        # Also if none of them can be had: see ``place_pins``.
+        if now.changeable is not None:
             self._pins_tried = now.changeable.epoch, now.pins
         match step:
             case PlaceStep():
@@ -349,7 +354,8 @@ class PlacementLoop:
             # The model's own experts must not want for united ones.
             self._rungs.refuse(wanted.rung, str(error))
         self._closed = False  # it may have been committed, if Redis did not say
-        self._confirmation.forget()  # a worker may not have heard that it was given up
+        # A worker may not have heard that it was given up.
+        self._confirmation.forget()
         self._proposer.could_not_load(self._placer.failed)
 
     def _learn_from(
@@ -364,7 +370,8 @@ class PlacementLoop:
             self._timer.interrupted()
         elif decision.cause == "traffic":
             self._timer.ended(failed=bool(outcome.failure))
-        paced = decision.cause != "workers"  # for these workers may have loaded without rest
+        # For these workers may have loaded without rest.
+        paced = decision.cause != "workers"
         if paced and outcome.epoch and outcome.seconds and decision.moved_bytes:
             self._load_bytes_per_s = decision.moved_bytes / outcome.seconds
 

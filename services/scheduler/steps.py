@@ -113,7 +113,8 @@ def settle_workers(now: Situation) -> PlaceStep | None:
         return None
     current = own_part(now.current) if now.current else None
     wanted = with_pins(proposed, now.pins)
-    if wanted.slots != proposed.slots:  # a pin must not stop what workers need
+    # A pin must not stop what workers need.
+    if wanted.slots != proposed.slots:
         wanted = fitting(proposed, wanted, list(now.workers.values()), current)
     cause = causes.by_workers(current, wanted, now.workers)
     return PlaceStep(wanted, cause, urgent=now.proposal.urgent)

@@ -142,5 +142,6 @@ class VersionedStore(Generic[_T]):
         await self._epochs.write({self._key: found}, {self._key: sealed})
         self.current = document
         if self._tell is not None:
-            with suppress(PeerLost):  # readers also look by themselves
+            # Readers also look by themselves.
+            with suppress(PeerLost):
                 await self._tell(document)

@@ -76,7 +76,8 @@ async def answer_all(lines: Iterator[Line], ask: Ask, write: Write, max_inflight
         while True:
             await window.acquire()
             if (taken := await next_line()) is None:
-                window.release()  # for the others, which have to find out as well
+                # For the others, which have to find out as well.
+                window.release()
                 return
             index, line = taken
             result = await ask(line) if isinstance(line, BatchRequest) else refused(line)
@@ -86,7 +87,8 @@ async def answer_all(lines: Iterator[Line], ask: Ask, write: Write, max_inflight
     async def write_ready() -> None:
         nonlocal is_writing
         if is_writing:
-            return  # the call that is at it writes this as well
+            # The call that is at it writes this as well.
+            return
         is_writing = True
         while ready := ordered.take():
             await to_its_end(functools.partial(write, ready))

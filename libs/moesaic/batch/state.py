@@ -161,7 +161,8 @@ def advance(batch: Batch, event: Event, now: int) -> Batch:
         case (("validating" | "in_progress"), CancelAsked()):
             return with_(batch, status="cancelling", cancelling_at=now)
         case (("cancelling" | "cancelled" | "finalizing"), CancelAsked()):
-            return batch  # it is on its way to its end already
+            # It is on its way to its end already.
+            return batch
         case "in_progress", AllWritten(tally=tally):
             return with_(_counted(batch, tally), status="finalizing", finalizing_at=now)
         case "cancelling", AllWritten(tally=tally):

@@ -81,7 +81,8 @@ class Dialogue:
         ending = tokenizer.encode_parted(after, add_special_tokens=False)
         ends = [token_id for token_id in ending if token_id in eos_token_ids] or [*eos_token_ids]
         between = before[len(asked) :] if before.startswith(asked) else ""
-        between = between.partition(_ANSWER)[0]  # A template may write an answer more than once.
+        # A template may write an answer more than once.
+        between = between.partition(_ANSWER)[0]
         close = closing(asked)
         if between.isspace() and close is None:
             return cls(tokenizer, template, between, tuple(ends[:1]), wording)

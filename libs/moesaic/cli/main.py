@@ -93,7 +93,8 @@ def shared(
     if not explains and (problems := unknown_variables(os.environ)):
         raise CommandError("\n".join(problems), Exit.USAGE)
     if secret:
-        os.environ["MOESAIC_SECRET"] = secret  # where commands look for it
+        # Where commands look for it.
+        os.environ["MOESAIC_SECRET"] = secret
 
 
 def main() -> None:
@@ -107,5 +108,6 @@ def main() -> None:
         say(f"moesaic: {error}")
         sys.exit(Exit.ERROR)
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of the output has left
+        # The reader of the output has left.
+        sys.stderr.close()
         sys.exit(Exit.ERROR)

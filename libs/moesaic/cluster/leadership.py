@@ -61,7 +61,8 @@ class Leadership:
             PeerLost: Redis did not answer.
         """
         async with self._turn:
-            asked = self._clock()  # the lease runs from its grant, which is later
+            # The lease runs from its grant, which is later.
+            asked = self._clock()
             holder = await self._bus.get_bytes(self._key)
             if holder is None or holder == self._token or await self._may_be_replaced(holder):
                 taken = await self._bus.compare_and_set(
@@ -72,7 +73,8 @@ class Leadership:
             else:
                 self._until = float("-inf")
             self.leader = (holder or b"").decode(errors="replace").rpartition("/")[0]
-            if self.held != self._said:  # also after a lease that ran out unrenewed
+            # Also after a lease that ran out unrenewed.
+            if self.held != self._said:
                 self._said = self.held
                 log.info("leader.changed", leads=self.held, leader=self.leader)
 

@@ -50,7 +50,8 @@ class StopEvent(asyncio.Event):
 async def stop_event() -> AsyncIterator[StopEvent]:
     """Give an event that the first SIGTERM or SIGINT sets; a second signal exits at once."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None  # a coroutine always runs in a task
+    # A coroutine always runs in a task.
+    assert task is not None
     stop = StopEvent(task)
 
     def on_signal(number: signal.Signals) -> None:
@@ -78,7 +79,8 @@ def run_service(
 ) -> NoReturn:
     """Run a service to its end, in asyncio's own event loop or another, and exit: 0, or as ``exit_with`` says."""
     raise_file_limit()
-    gc.freeze()  # what was imported stays: to look through it for garbage would stop the process for 0.1 s now and then
+    # What was imported stays: to look through it for garbage would stop the process for 0.1 s now and then.
+    gc.freeze()
     gc.enable()
     try:
         with asyncio.Runner(loop_factory=make_loop) as runner:

@@ -111,7 +111,8 @@ async def _watch(names: Mapping[str, str], in_use: Mapping[str, str]) -> None:
         if data_address and interface_of(data_address) not in (interface, None):
             raise NotReady(f"data_host: {data_address} is no longer on {interface}; restarting")
         for setting, address in in_use.items():
-            if is_of_this_machine(address):  # takes microseconds, and is mostly true
+            # Takes microseconds, and is mostly true.
+            if is_of_this_machine(address):
                 continue
             own = await asyncio.to_thread(own_addresses_of, names[setting])
             if own and address not in own:

@@ -16,7 +16,8 @@ def die_with(parent_pid: int) -> Callable[[], None]:
 
     def before_exec() -> None:
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent_pid:  # the parent died before the line above
+        # The parent died before the line above.
+        if os.getppid() != parent_pid:
             os._exit(1)
 
     return before_exec

@@ -49,7 +49,8 @@ def decode_placement(wire: pb.Placement) -> Placement:
 
 def _decode_rung(wire: pb.Placement) -> Rung:
     told = wire.rung
-    if not told.instead and not wire.num_united:  # it was told nothing
+    # It was told nothing.
+    if not told.instead and not wire.num_united:
         return Rung()
     try:
         return msgspec.convert(

@@ -74,7 +74,8 @@ class Lease:
             self._later = None
             await self._bus.add_member(_INDEX, record.worker_id)
             await self._bus.put(name, record, ttl_s=LEASE_S)
-            if held is None or held.generation != record.generation:  # new, or Redis had lost it
+            # New, or Redis had lost it.
+            if held is None or held.generation != record.generation:
                 log.info("lease.taken", worker_id=record.worker_id, generation=record.generation)
                 await self._hint("joined")
 
@@ -119,10 +120,12 @@ class Lease:
                 return
             # Compared with the value just read: a successor may have taken the lease meanwhile.
             if await self._bus.compare_and_set({name: stored.value}, {name: None}):
-                await self._hint("left")  # the index is the scheduler's to tidy
+                # The index is the scheduler's to tidy.
+                await self._hint("left")
 
     async def _announce(self, event: str) -> None:
-        with suppress(PeerLost):  # the next renewal tells it
+        # The next renewal tells it.
+        with suppress(PeerLost):
             await self.renew()
             await self._hint(event)
 
@@ -185,7 +188,8 @@ class Fleet(Changes):
             for name, one in zip(names, found, strict=True)
             if one and self._is_current(bus, name, *one)
         }
-        if time.monotonic() < bus.last_lost + LEASE_S:  # they may not have had time to come back
+        # They may not have had time to come back.
+        if time.monotonic() < bus.last_lost + LEASE_S:
             live = {**self.workers, **live}
         if live != self.workers or self.stale:
             self.workers, self.stale = live, False
@@ -201,12 +205,14 @@ class Fleet(Changes):
             or (stamp < newest and now_s - seen_s < LEASE_S)
         ):
             _replayed.inc()
-            if name not in self._suspected:  # it is read again every second or two
+            # It is read again every second or two.
+            if name not in self._suspected:
                 self._suspected.add(name)
                 log.error("record.refused", worker_id=name, age_s=round(bus.age_s(number), 1))
             return False
         self._suspected.discard(name)
-        if len(self._newest) > _MAX_REMEMBERED:  # older records are refused by their age
+        # Older records are refused by their age.
+        if len(self._newest) > _MAX_REMEMBERED:
             self._newest = {
                 known: (last, at_s)
                 for known, (last, at_s) in self._newest.items()

@@ -66,7 +66,8 @@ async def _join(bus: Bus, own: Weights, waiting_for: list[str], clock: Callable[
         unlike = held.unlike(own) if held else ""
         if held is not None and not unlike:
             break
-        if held is not None:  # an empty place proves nothing: its holders may have lost Redis
+        # An empty place proves nothing: its holders may have lost Redis.
+        if held is not None:
             free_since_s = clock()
             text = f"the weights of this cluster: {unlike}"
             if said != text:

@@ -150,7 +150,8 @@ class Availability:
         if standby:
             status.stand_by(True)
         if status.drained or status.standing_by:
-            self._drained(True)  # operators' call came before anybody heard of it here
+            # operators' call came before anybody heard of it here.
+            self._drained(True)
         status.set_state("ready")
         await self._update()
         if self._idle is not None:

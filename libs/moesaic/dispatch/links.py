@@ -131,7 +131,8 @@ class DialledLinks(Generic[E]):
         failures = 0
         try:
             while True:
-                if self.get(endpoint) is not None:  # watched until it is lost
+                # Watched until it is lost.
+                if self.get(endpoint) is not None:
                     await asyncio.sleep(PAUSES_S[-1])
                 elif await self._attempt(endpoint, failures):
                     failures = 0

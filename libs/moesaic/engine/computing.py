@@ -83,7 +83,8 @@ class StepComputer:
         Raises:
             MoesaicError: the step counts for nothing, and may be run again.
         """
-        self._take_waits()  # what is left of a step that failed
+        # What is left of a step that failed.
+        self._take_waits()
         started_s = time.monotonic()
         if isinstance(planned, Slice):
             counts, logits = await self._compute_slice(step, planned)
@@ -99,14 +100,16 @@ class StepComputer:
             parts = split_evenly(planned.chunks, self._shortcut.num_parts(planned.num_rows))
             batches = [self._to_batch(step, part) for part in parts]
             logits = await self._shortcut.forward(step, batches)
-        if logits is None:  # what rows were promised so far counts for nothing
+        # What rows were promised so far counts for nothing.
+        if logits is None:
             batches = [self._to_batch(step, planned.chunks)]
             logits = await self._forward(batches[0], self._moe_of(step, batches[0]))
         return self._promises.count(planned.chunks, batches), [(planned.chunks, logits)]
 
     async def _forward(self, batch: StepBatch, moe: MoELayer) -> Tensor:
         if self.tracer is not None:
-            moe = self.tracer.watching(batch.sequence_rows, moe)  # the same rows in every layer
+            # The same rows in every layer.
+            moe = self.tracer.watching(batch.sequence_rows, moe)
             return await self._decoder.forward(batch, self._cache, moe, every_row=True)
         return await self._decoder.forward(batch, self._cache, moe)
 

@@ -113,7 +113,8 @@ class Engine:
             displaced = self.batcher.submit(request)
             failures = [FailureEvent(other.request.key, DISPLACED) for other in displaced]
         except MoesaicError as error:
-            came = isinstance(error, Overloaded)  # else it could never run here
+            # Else it could never run here.
+            came = isinstance(error, Overloaded)
             failures = [FailureEvent(request.key, error)]
         if came:
             for observer in self.observers:
@@ -131,7 +132,8 @@ class Engine:
     def set_brownout(self, policy: BrownoutPolicy) -> None:
         """Go by a policy of brownout from the next step on."""
         self.brownout.set_policy(policy)
-        self._request_came.set()  # an idle engine looks too, so that operators see the change
+        # An idle engine looks too, so that operators see the change.
+        self._request_came.set()
 
     def trace(self, tracer: StepTracer | None) -> None:
         """Have every step watched from now on, or none any more."""
@@ -176,7 +178,8 @@ class Engine:
             self._expire()
             if self.batcher.unfinished():
                 await self._step()
-                await asyncio.sleep(0)  # let submissions and cancellations in
+                # Let submissions and cancellations in.
+                await asyncio.sleep(0)
             else:
                 await self._rest()
 
@@ -202,7 +205,8 @@ class Engine:
             else:
                 self._ended(planned, computed, time.monotonic() - started_s)
                 self._tell(events)
-        elif step.has_lost:  # all that there is waits for lost experts
+        elif step.has_lost:
+            # All that there is waits for lost experts.
             with self._pause():
                 await asyncio.sleep(STALL_POLL_S)
         self._dispatcher.end_step(step)
@@ -243,7 +247,8 @@ class Engine:
             await self._stall(error)
             return
         log.exception("step.failed", rows=planned.num_rows)
-        self._tell(events)  # of sequences that had moved on already
+        # Of sequences that had moved on already.
+        self._tell(events)
         self._fail(planned.sequences, MoesaicError("the step failed; see the worker's log"))
 
     def _tell(self, events: Sequence[Event]) -> None:
@@ -274,7 +279,8 @@ class Engine:
         with self._pause(), suppress(TimeoutError):
             async with asyncio.timeout(STALL_POLL_S):
                 await self._dispatcher.reachable()
-            await asyncio.sleep(0.01)  # reachable, and yet the step failed: do not spin
+            # Reachable, and yet the step failed: do not spin.
+            await asyncio.sleep(0.01)
 
     @contextmanager
     def _pause(self) -> Iterator[None]:

@@ -66,7 +66,8 @@ class StepWork(NamedTuple):
     @classmethod
     def of(cls, planned: PlannedStep, choice: RandomChoice) -> "StepWork":
         """Count the work of a step before it is computed: then prompts may have come to their end."""
-        rows, keys = [0, 0], [0, 0]  # of prompts, and of answers
+        # Of prompts, and of answers.
+        rows, keys = [0, 0], [0, 0]
         for chunk in planned.chunks:
             count, phase = len(chunk.token_ids), int(chunk.sequence.decodes)
             rows[phase] += count

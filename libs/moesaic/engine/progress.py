@@ -44,7 +44,8 @@ class Progress:
             computed: its outcome.
             events: what there is to tell is added here.
         """
-        live = set()  # a request may have been cancelled during the step
+        # A request may have been cancelled during the step.
+        live = set()
         for sequence in self._batcher.unfinished():
             live.add(id(sequence))
             # Experts can be reached again, also for those without a turn.

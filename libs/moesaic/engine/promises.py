@@ -158,7 +158,8 @@ def _outcome(batches: Sequence[StepBatch]) -> tuple[list[float], Tensor]:
     degraded: list[Tensor] = []
     for batch in batches:
         promised, num_rows = batch.promised, len(batch.token_ids)
-        if promised is None:  # all rows of this part get everything
+        # All rows of this part get everything.
+        if promised is None:
             thresholds += [1.0] * num_rows
             degraded.append(torch.zeros(num_layers, num_rows, dtype=torch.int32))
         else:

@@ -51,7 +51,8 @@ async def engine_thread(device: torch.device, name: str = "engine") -> AsyncIter
         if device.type == "cuda":
             torch.cuda.set_device(device)
         started.set_result((asyncio.get_running_loop(), stop))
-        with torch.inference_mode():  # of this thread, so of all that runs on its loop
+        # Of this thread, so of all that runs on its loop.
+        with torch.inference_mode():
             await stop.wait()
 
     def run() -> None:

@@ -56,7 +56,8 @@ class ActivationMeter:
         if not topk_ids.numel():
             return
         ids = topk_ids.cpu().numpy()
-        with self._lock:  # a report has all of a batch, or nothing
+        # A report has all of a batch, or nothing.
+        with self._lock:
             self._recorder.record(layer, ids)
             if busiest is not None:
                 self._batches[epoch] += 1

@@ -161,7 +161,8 @@ class LayerAnswers:
     def _note_cost(self, answered: "LayerAnswer", seconds: float) -> None:
         """Measure a batch by its own experts; its choices are taken to be spread evenly over all that are active."""
         own, served = answered.assignment.num_experts, answered.assignment.served
-        if served.shape == answered.topk_ids.shape:  # by choice
+        # By choice
+        if served.shape == answered.topk_ids.shape:
             choices = int((served == answered.assignment.worker_idx).sum())
         else:
             active = int((served >= 0).sum())
@@ -176,7 +177,8 @@ class LayerAnswers:
         ACTIVATED.observe(assignment.num_experts)
         ROWS.inc(len(answered.topk_ids))
         MOST_ACTIVATED.inc(assignment.most_experts)
-        counts = basis.live[0] == tenure.worker_idx  # one worker of all that see the batch
+        # One worker of all that see the batch.
+        counts = basis.live[0] == tenure.worker_idx
         if self.without_python is not None and is_plain(request):
             self._register(self.without_python, tenure, request, answered.decider, counts)
         if counts:
@@ -212,7 +214,8 @@ class LayerAnswers:
         counts: bool,
     ) -> None:
         """Have requests like this one answered without Python from now on, if that is possible."""
-        self._activations.take_more()  # it comes here again where there is no room for its counts
+        # It comes here again where there is no room for its counts.
+        self._activations.take_more()
         epoch, layer = request.epoch, request.layer
         packed, decision = tenure.table.layers[layer].packed, decider.assigner.native
         kernel = self._gates[layer].before(packed, decider.rung) if packed is not None else None

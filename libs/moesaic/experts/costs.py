@@ -91,7 +91,8 @@ def measure_experts(
             slot_ids = slot_ids.repeat_interleave(each)[:, None]
             weights = torch.ones(count * each, 1, device=device)
             times = []
-            for _ in range(_ROUNDS + 1):  # the first warms up
+            # The first warms up.
+            for _ in range(_ROUNDS + 1):
                 started = time.perf_counter()
                 table.compute_slots(0, rows, weights, slot_ids).cpu()
                 times.append(time.perf_counter() - started)

@@ -231,7 +231,8 @@ class Epochs:
         epoch = tenure.placement.epoch
         others = {e: t for e, t in self._tenures.items() if e != epoch}
         if len(others) < len(self._tenures):
-            self._set(others)  # whoever answers for its old placement has to hear of this
+            # Whoever answers for its old placement has to hear of this.
+            self._set(others)
         self._tenures = {**others, epoch: tenure}
 
     def _put_in_force(self, epoch: int) -> None:

@@ -136,5 +136,6 @@ class ExpertFiles:
         self.pack(layer, [expert], [packed])
         digests = digests_of(packed.unsqueeze(0))[0] if self._for_peers else None
         packed = packed.to(self.device)
-        settle(self.device)  # peers are given it on another thread
+        # Peers are given it on another thread.
+        settle(self.device)
         return LoadedExpert(self.layout.view(packed), packed, digests)

@@ -64,7 +64,8 @@ class WarmUp:
         )
         with warming(device, SETTING, f"a batch of {most_rows} rows beside the slots"):
             table = self._table()
-            alone = self._num_slots >= config.moe.num_experts  # one worker can have all of them
+            # One worker can have all of them.
+            alone = self._num_slots >= config.moe.num_experts
             for num_workers in row_counts(MOST_WORKERS)[0 if alone else 1 :]:
                 self._answer(answers, self._tenure(table, num_workers), 1)
                 await asyncio.sleep(0)

@@ -24,7 +24,8 @@ def serve(answer: Callable[[Any], Any], limits: Limits) -> None:
     _prepare()
     with socket.socket(fileno=0) as connection, connection.makefile("rwb") as stream:
         held_bytes = memory_bytes("VmSize:")
-        stream.write(encode({"cpu_s": time.process_time()}))  # it is ready
+        # It is ready
+        stream.write(encode({"cpu_s": time.process_time()}))
         stream.flush()
         while head := stream.read(HEAD.size):
             (length,) = HEAD.unpack(head)
@@ -51,7 +52,8 @@ def memory_bytes(field: str) -> int:
 
 
 def _prepare() -> None:
-    with suppress(OSError):  # where memory runs out, the system ends this process, not its parent
+    # Where memory runs out, the system ends this process, not its parent.
+    with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     # Ctrl-C in a terminal reaches both processes; the parent may still need answers, and ends us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -32,7 +32,8 @@ def grouped_experts(
         float32 ``[T, H]``.
     """
     slots = slot_ids.reshape(-1)  # [T * k]
-    order = slots.argsort(stable=True)  # those not held here first
+    # Those not held here first.
+    order = slots.argsort(stable=True)
     num_absent, *counts = (slots + 1).bincount(minlength=len(experts) + 1).tolist()
     order = order[num_absent:]  # [R]
     rows = order // slot_ids.shape[1]

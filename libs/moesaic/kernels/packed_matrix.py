@@ -237,7 +237,8 @@ def _by_panel(values: Tensor, halves: int = 1) -> Tensor:
     rows, each = num_out // halves, width // halves
     padded = values.new_zeros(halves, -(-rows // each) * each, groups)
     padded[:, :rows] = values.view(halves, rows, groups)
-    in_panels = padded.view(halves, -1, each, groups).permute(1, 3, 0, 2)  # P, groups, halves, each
+    # P, groups, halves, each.
+    in_panels = padded.view(halves, -1, each, groups).permute(1, 3, 0, 2)
     return in_panels.reshape(-1, groups)
 
 

@@ -17,7 +17,8 @@ def keep_heap_small() -> None:
 
     That costs threads some waiting for each other, and saves megabytes for each of them.
     """
-    with suppress(OSError, AttributeError):  # another C library
+    # Another C library
+    with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_ARENA_MAX, 1)
         mallopt(_M_TRIM_THRESHOLD, 256 << 10)

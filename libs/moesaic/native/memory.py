@@ -118,7 +118,8 @@ class HugePages:
             slab, address, size = self._ended.popleft()
             slab.used -= 1
             self._returned.setdefault(size, []).append((slab, address))
-            if not slab.used:  # to the system with it
+            # To the system with it.
+            if not slab.used:
                 self._slabs.remove(slab)
                 for parts in self._returned.values():
                     parts[:] = [part for part in parts if part[0] is not slab]

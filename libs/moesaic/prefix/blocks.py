@@ -126,7 +126,8 @@ class BlockIndex:
         """
         depth, mask, seen = 0, candidates, -1
         for holders in map(self._holders.get, hashes):
-            if holders is not seen:  # blocks stored together share one bitset object
+            # Blocks stored together share one bitset object.
+            if holders is not seen:
                 if holders is None or not (narrowed := mask & holders):
                     break
                 mask, seen = narrowed, holders
@@ -181,7 +182,8 @@ class BlockIndex:
     def _add(self, bit: int, hashes: Collection[bytes]) -> None:
         holders = self._holders
         had = list(map(holders.setdefault, hashes, repeat(bit)))
-        if had.count(bit) == len(had):  # nobody had any of them
+        # Nobody had any of them.
+        if had.count(bit) == len(had):
             return
         before, after = bit, bit
         for name, now in zip(hashes, had, strict=True):
@@ -234,7 +236,8 @@ class BlockFeed:
             it comes, changes are passed over.
         """
         if self._sequence is None or sequence <= self._sequence:
-            return True  # the snapshot has it, or will have
+            # The snapshot has it, or will have.
+            return True
         if sequence != self._sequence + 1:
             self._index.clear(self._bit)
             self._sequence = None

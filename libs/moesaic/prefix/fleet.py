@@ -363,7 +363,8 @@ class ShadowFleet:
             return None
         rooms = []
         for worker in self.workers.values():
-            if not worker.accepting:  # what waits there takes no room from others
+            # What waits there takes no room from others.
+            if not worker.accepting:
                 rooms.append(Room(len(worker.jobs) - worker.num_began, worker.remaining_tokens))
             elif worker.limits.max_waiting:
                 rooms.append(worker.room)

@@ -49,7 +49,8 @@ class Assessment:
                 raise InvalidInput(f"objectives.{field}", f"must be positive, got {target_s:g}")
         self.policy, self.state, self.times, self._limits = policy, state, times, limits
         wanted = state.intended or state.shape
-        if state.wish is not None and policy.mode == "auto":  # else nobody carries it out
+        # Else nobody carries it out.
+        if state.wish is not None and policy.mode == "auto":
             wanted = state.wish.shape
         self.goal = within(state.bounds, wanted)
         self.lacks_part = self.goal != wanted

@@ -32,7 +32,8 @@ def rank_of(policy: ScalingPolicy, shape: FleetShape, near: FleetShape) -> Rank:
         is_attention = policy.attention_cost > policy.expert_cost
         costlier = shape.attention if is_attention else shape.experts
     distance = abs(shape.attention - near.attention) + abs(shape.experts - near.experts)
-    cost = round(shape_cost(policy, shape), 9)  # sums of the same costs differ by their order
+    # Sums of the same costs differ by their order.
+    cost = round(shape_cost(policy, shape), 9)
     return cost, costlier, shape.total, distance, shape
 
 
@@ -81,7 +82,8 @@ def cheapest(
         begin = row[_begin(row, guess)]
         return guess is not None and guess(begin) > 1, rank(begin)
 
-    for row in sorted(rows, key=promise):  # a good shape soon rules out many others
+    # A good shape soon rules out many others.
+    for row in sorted(rows, key=promise):
         left = row[: bisect_left(row, True, key=is_too_dear)]
         if left and (found := _least(left, judge, guess)):
             best = found

@@ -83,7 +83,8 @@ def _held(found: Assessment, proposal: ShapeProposal) -> str:
     policy, wish = found.policy, found.state.wish
     if wish is None or proposal.cause == "bounds":
         return ""
-    since_s = abs(found.state.now_s - wish.at)  # clocks of two schedulers may differ
+    # Clocks of two schedulers may differ.
+    since_s = abs(found.state.now_s - wish.at)
     if since_s < policy.cool_down_s:
         return f"the last action was {since_s:.0f} s ago, of {policy.cool_down_s:g} s to cool down"
     if since_s >= 2 * policy.cool_down_s or not _takes_back(found.goal, proposal.wanted, wish):

@@ -95,7 +95,8 @@ def without_gaps(
         left -= end - begin
     begins = [begin for begin, _ in spans]
     for each in arrivals:
-        i = bisect_left(begins, each.at) - 1  # spans are open at their begin
+        # Spans are open at their begin.
+        i = bisect_left(begins, each.at) - 1
         if i >= 0 and each.at <= spans[i][1]:
             rest = each.prompt_tokens, each.answer_tokens, each.cached_tokens
             found.append(Arrival(each.at + shifts[i], *rest))

@@ -32,7 +32,8 @@ def into_bounds(found: Assessment) -> ShapeProposal | None:
             return None
         outside = wish.shape
     if wish is not None and found.policy.mode == "auto" and wish.shape == found.goal:
-        return None  # under way
+        # Under way
+        return None
     bounds = f"{state.bounds.least} to {state.bounds.most}"
     return ShapeProposal("bounds", found.goal, f"{outside} is not within {bounds}")
 
@@ -64,7 +65,8 @@ def fewer(found: Assessment) -> ShapeProposal | None:
     if found.measured_missed or found.queue_grows or found.is_degraded or not found.is_settled:
         return None
     if not state.heard or state.demand.window_s < LEAST_WINDOW * policy.window_s:
-        return None  # what was not told is no calm
+        # What was not told is no calm.
+        return None
     cost = shape_cost(policy, found.goal)
     headroom = policy.headroom * (1 + calm_margin(len(state.demand)))
     below = cost * (1 - max(policy.gain, 1e-6))

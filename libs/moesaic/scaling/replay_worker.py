@@ -54,7 +54,8 @@ class ReplayedRequests:
         """Record that a request has this number of later tokens, and gets no more."""
         ttft_s = self.ttft_s[request]
         self.tpot_s[request] = tpot_s = (now_s - self.at_s[request] - ttft_s) / num_tokens
-        late = tpot_s > self.tpot_limit_s and ttft_s <= self.ttft_limit_s  # counts once
+        # Counts once
+        late = tpot_s > self.tpot_limit_s and ttft_s <= self.ttft_limit_s
         if late and request >= self.counted_from:
             self.num_late += 1
 
@@ -141,7 +142,8 @@ class ReplayWorker:
             elif self.next_s < until_s:
                 self._plan()
             else:
-                return  # what arrives at the same time has a part in it
+                # What arrives at the same time has a part in it.
+                return
 
     def close(self, end_s: float) -> None:
         """Run all steps that begin before ``end_s``, and record the tokens of generations in flight."""

@@ -135,7 +135,8 @@ class ServingTimes:
         experts = self._parts["experts"].at((1.0, activated, choices))
         if self._link is None:
             return Estimate(0.0, 0.0, 0.0), experts
-        nbytes = 2 * num_experts * rows * self._row_bytes  # every expert worker gets all rows
+        # Every expert worker gets all rows.
+        nbytes = 2 * num_experts * rows * self._row_bytes
         return self._link.at((2.0, 2.0 * num_experts, nbytes)), experts
 
 

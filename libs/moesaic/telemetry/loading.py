@@ -73,7 +73,8 @@ class LoadProgress:
     def add(self, num_bytes: int) -> None:
         """Note bytes that have come."""
         with self._lock:
-            if self._under_way:  # nobody waits for others
+            # Nobody waits for others.
+            if self._under_way:
                 self._done = min(self._done + num_bytes, self._total)
                 self._show()
 

@@ -31,7 +31,8 @@ def _of_groups() -> Iterator[int]:
     except OSError:
         return
     for _, controllers, path in groups:
-        if controllers == "":  # version 2
+        # Version 2
+        if controllers == "":
             root, files = GROUPS, ("memory.max", "memory.current", "inactive_file")
         elif controllers == "memory":
             root = GROUPS / "memory"

@@ -66,7 +66,8 @@ class _Listener:
             async with asyncio.timeout(self._limits.seconds):
                 await self._converse(reader, writer)
         except (TimeoutError, EOFError, OSError):
-            return  # it was silent or slow, or has gone
+            # It was silent or slow, or has gone.
+            return
         finally:
             self._end(writer)
 
@@ -76,11 +77,13 @@ class _Listener:
         except asyncio.LimitOverrunError:
             writer.write(_response(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE))
         else:
-            if writer in self._open:  # nobody has ended it meanwhile
+            # Nobody has ended it meanwhile.
+            if writer in self._open:
                 self._open[writer] = self._open.pop(writer)
             writer.write(await _answer(head))
         writer.close()
-        await writer.wait_closed()  # once all is sent
+        # Once all is sent.
+        await writer.wait_closed()
 
     def _end(self, writer: asyncio.StreamWriter) -> None:
         self._open.pop(writer, None)

@@ -39,7 +39,8 @@ class DeviceMemory:
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             torch.cuda.set_device(device)
-            torch.empty(1, device=device)  # makes CUDA's context, which UCX needs on this thread
+            # Makes CUDA's context, which UCX needs on this thread.
+            torch.empty(1, device=device)
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch has no type for it
 
     def take(self, rows: int, cols: int, dtype: torch.dtype) -> Tensor:

@@ -173,7 +173,8 @@ class DialledLink:
         )
         if not self._first_pong.done():
             self._first_pong.set_exception(error)
-            self._first_pong.exception()  # nobody may be waiting
+            # Nobody may be waiting.
+            self._first_pong.exception()
         for probe in self._probes.values():
             if not probe.done():
                 probe.set_exception(error)

@@ -60,7 +60,8 @@ class Links:
         dialled = cast("Sequence[tuple[DialledLink, Frame]]", calls)
         for link, frame in dialled:
             if frame.parcels and not frame.settled and link.memory is not None:
-                settle(link.memory.device)  # once for all links: they are of one network
+                # Once for all links: they are of one network.
+                settle(link.memory.device)
                 break
         return await _Exchange(dialled, deadline_s).run()
 

@@ -98,7 +98,8 @@ class ServedLink:
     def _forget(self, reply: Awaitable[Frame], task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         if task.cancelled() and isinstance(reply, Coroutine):
-            reply.close()  # cancelled before its first step, it would never be awaited
+            # Cancelled before its first step, it would never be awaited.
+            reply.close()
 
     async def _serve_later(self, request: Frame, reply: Awaitable[Frame]) -> None:
         try:

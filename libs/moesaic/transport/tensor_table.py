@@ -129,7 +129,8 @@ def table_of(tensors: list[Tensor], parcels: int, first_parcel: int) -> list[int
 
 def memory_of(tensor: Tensor) -> npt.NDArray[Any]:
     """Give the tensor's own memory, or a copy of it on the host; row-major."""
-    if tensor.dtype is torch.bfloat16:  # numpy has no such type
+    # Numpy has no such type.
+    if tensor.dtype is torch.bfloat16:
         tensor = tensor.view(torch.int16)
     return tensor.contiguous().numpy(force=True)
 

@@ -110,7 +110,8 @@ def secrets_directory() -> Path | None:
 
 
 def _problem(problem: Any) -> str:
-    if not problem["loc"]:  # about several settings at once; the text names them
+    # About several settings at once; the text names them.
+    if not problem["loc"]:
         return str(problem["msg"]).removeprefix("Value error, ")
     name = str(problem["loc"][0])
     name = name.removeprefix(ENV_PREFIX).lower().replace("_", "-")

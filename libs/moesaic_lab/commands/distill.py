@@ -143,7 +143,8 @@ def _distilled(
     _require_writable(out)
     text = _read(model, config, data, tokens, recipe.seed)
     say(f"{text.num_tokens} tokens, {len(text.train)} sequences and {len(text.held_out)} held out")
-    with redirect_stdout(sys.stderr):  # it logs, and standard output is for results
+    # It logs, and standard output is for results.
+    with redirect_stdout(sys.stderr):
         config = replace(config, weights_digest=weights_digest(checkpoint.files))
     with Stages() as stages:
 

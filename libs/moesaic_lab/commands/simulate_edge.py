@@ -143,7 +143,8 @@ def _points(
                 for gap_s in gaps:
                     for rate in rates:
                         bar.update(task, description=f"{size} GPUs, {policy}, {rate:g} Mbit/s")
-                        began_s = time.process_time()  # of one core: others may be busy
+                        # Of one core: others may be busy.
+                        began_s = time.process_time()
                         outcome = study.point(size, rate, gap_s, plan, advance)
                         took_s = time.process_time() - began_s
                         points.append(

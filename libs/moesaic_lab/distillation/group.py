@@ -159,7 +159,8 @@ def _trained(
         some = torch.randint(len(group.rows), (recipe.batch,), generator=generator)
         inputs, weights = group.inputs_of(some), group.weights[some]
         going = torch.rand(weights.shape, generator=generator) < DEGRADED_SHARE
-        going |= ~(going & (weights > 0)).any(dim=1, keepdim=True)  # one at least: else all
+        # One at least: else all.
+        going |= ~(going & (weights > 0)).any(dim=1, keepdim=True)
         weights = weights * going
         said = group.said(inputs, weights)
         off = mlp(inputs, *student) * weights.sum(dim=1, keepdim=True) - said

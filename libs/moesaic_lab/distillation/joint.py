@@ -99,7 +99,8 @@ class JointDistillation:
         scale = pace(self._step, self._recipe.joint_steps)
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * scale
-        if loss.requires_grad:  # else every expert stayed
+        # Else every expert stayed.
+        if loss.requires_grad:
             self._optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]  # torch has no types for it
             self._optimizer.step()

@@ -39,4 +39,5 @@ async def _open_all_to_all(worker: WorkerParts) -> Mode:
 
 async def _start(worker: WorkerParts, dispatcher: AllToAllDispatcher) -> float:
     await follow_fleet(worker, worker.thread, share_peers, dispatcher.set_peers)
-    return 0.0  # nothing is measured
+    # Nothing is measured
+    return 0.0

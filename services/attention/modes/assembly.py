@@ -55,7 +55,8 @@ class Gathered:
             others: the holders, for people.
         """
         holders, waiting_for = self.parts.holders, worker.process.status.waiting_for
-        assert holders is not None  # of a worker that has a network
+        # Of a worker that has a network.
+        assert holders is not None
         waiting_for.append(others)
         try:
             async with asyncio.timeout(worker.settings.recovery_s):

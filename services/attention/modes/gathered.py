@@ -38,7 +38,8 @@ async def _open_gathered(plan: GatherPlan, worker: WorkerParts) -> Mode:
 
 async def _start(worker: WorkerParts, gathered: Gathered) -> float:
     holders = gathered.parts.holders
-    assert isinstance(holders, ShareHolders)  # the plan says that they are
+    # The plan says that they are.
+    assert isinstance(holders, ShareHolders)
     await follow_fleet(worker, gathered.mover, share_peers, holders.set_peers)
     others = f"attention workers with the other shares of {gathered.parts.plan.share}"
     await gathered.complete(worker, others)

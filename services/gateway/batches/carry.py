@@ -81,7 +81,8 @@ def _file_id(batch: Batch, kind: str) -> str:
     """Make the same id at every attempt, in any process: a crash in between leaves no second file."""
     ended_at = batch.finalizing_at or batch.cancelling_at or batch.created_at
     name = hashlib.blake2b(f"{batch.id}/{kind}".encode(), digest_size=8).hexdigest()
-    return f"file-{ended_at * 1000 + 999:012x}{name}"  # behind an input of the same second
+    # Behind an input of the same second.
+    return f"file-{ended_at * 1000 + 999:012x}{name}"
 
 
 class Carrier:
@@ -169,7 +170,8 @@ class Carrier:
             await self._look_for_cancellation()
             if self.batch.stop_reason(_now()) is not None:
                 self._stopped.set()
-            if looks % ROOM_EVERY == 0:  # making the files takes as much again as the results
+            # Making the files takes as much again as the results.
+            if looks % ROOM_EVERY == 0:
                 room = await on_disk(self._shelf.room_bytes)
                 self._has_room = room > journal.num_bytes
             if self.batch.finalizing_at is None:

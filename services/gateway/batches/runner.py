@@ -92,7 +92,8 @@ class BatchRunner:
                 log.exception("batch.interrupted", batch_id=batch.batch_id)
             finally:
                 del self._running[batch]
-                self._store.added.set()  # there may be another one to start now
+                # There may be another one to start now.
+                self._store.added.set()
             self._resting[batch] = asyncio.get_running_loop().time() + REST_S
 
     async def _has_ended(self, batch: Unfinished) -> bool:

@@ -68,7 +68,8 @@ async def post_within(
     try:
         await asyncio.shield(running)
     except asyncio.CancelledError:
-        hung_up.set()  # the route ends its work, and the log says why
+        # The route ends its work, and the log says why.
+        hung_up.set()
         await asyncio.wait({running}, timeout=HANG_UP_S)
         raise
     finally:
@@ -100,7 +101,8 @@ def _priority_of(body: bytes) -> Any:
             told = msgspec.json.decode(wanted.moesaic, type=_Extension).priority
         return msgspec.json.decode(told) if len(told) <= _LONGEST_NUMBER else bytes(told)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None  # no text, or no number: the route says so
+        # No text, or no number: the route says so.
+        return None
 
 
 def after_others(body: bytes) -> bytes:
@@ -118,7 +120,8 @@ def after_others(body: bytes) -> bytes:
     if own is None:
         own = BATCH_PRIORITY
     if type(own) is not int:
-        return body  # the route says what is wrong with it
+        # The route says what is wrong with it.
+        return body
     fields = body[:-1].rstrip()
     comma = b"" if fields == b"{" else b","
     return b'%s%s"priority":%d}' % (fields, comma, max(own, BATCH_PRIORITY))

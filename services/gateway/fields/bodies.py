@@ -64,10 +64,12 @@ def _bounded(schema: Any, forbids: bool) -> Any:
     if not isinstance(schema, dict):
         return schema
     kind = schema.get("type")
-    if kind == "model":  # another object, which has done this itself
+    # Another object, which has done this itself.
+    if kind == "model":
         return schema
     for key, inner in schema.items():
-        if key != "metadata" or not isinstance(kind, str):  # it is a field of that name
+        # It is a field of that name.
+        if key != "metadata" or not isinstance(kind, str):
             schema[key] = _bounded(inner, forbids)
     if kind == "list":
         schema["fail_fast"] = True
@@ -116,9 +118,11 @@ class Bounded(BaseModel):
     ) -> CoreSchema:
         """Bound the errors of all fields, those of later versions too."""
         schema: Any = handler(source)
-        if not isinstance(cls.__dict__.get("__pydantic_core_schema__"), dict):  # it is being made
+        # It is being made.
+        if not isinstance(cls.__dict__.get("__pydantic_core_schema__"), dict):
             own = schema
-            while own["type"] != "model":  # but a validator around it
+            # But a validator around it.
+            while own["type"] != "model":
                 own = own["schema"]
             forbids = cls.model_config.get("extra") == "forbid"
             own["schema"] = _bounded(own["schema"], forbids)
@@ -369,7 +373,8 @@ def _note_part(item: Any, steps: _Steps, found: list[_Part]) -> None:
     extras = getattr(item, "__pydantic_extra__", None)
     if extras:
         found.append((steps, extras))
-    if extras is not None:  # it is an object, not a list
+    # It is an object, not a list.
+    if extras is not None:
         _find_parts(item, steps, found)
 
 

@@ -207,7 +207,8 @@ class GenerationWire(SamplingWire):
         strings = as_list(stop)
         if len(strings) > MAX_STOPS or not all(0 < len(string) <= 1024 for string in strings):
             raise ValueError(f"must be at most {MAX_STOPS} strings of 1 to 1024 characters")
-        if sum(map(len, strings)) > MAX_STOP_CHARS:  # each token is compared with all of them
+        # Each token is compared with all of them.
+        if sum(map(len, strings)) > MAX_STOP_CHARS:
             raise ValueError(f"must be at most {MAX_STOP_CHARS} characters together")
         return stop
 

@@ -103,7 +103,8 @@ def new_directory(place: Path) -> Iterator[Path]:
         try:
             os.rename(new, place)
         except OSError:
-            if not place.exists():  # else somebody made the very same one before a crash
+            # Else somebody made the very same one before a crash.
+            if not place.exists():
                 raise
         sync_names(place.parent)
     finally:
@@ -140,7 +141,8 @@ def entries(directory: Path) -> list[str]:
 def remove_unfinished(directory: Path, older_than: float) -> None:
     """Remove directories that a crash left half made."""
     for leftover in directory.glob(f"{_NEW}*"):
-        with contextlib.suppress(FileNotFoundError):  # another process may be at it
+        # Another process may be at it.
+        with contextlib.suppress(FileNotFoundError):
             if leftover.is_dir() and leftover.stat().st_mtime < older_than:
                 shutil.rmtree(leftover, ignore_errors=True)
 

@@ -76,7 +76,8 @@ class Store:
             what = f"{MAX_UNFINISHED} batches of this key have not ended, which is all it may have"
             raise TenantLimited("too_many_batches", what, 60.0)
         announced = self._unfinished / Unfinished(tenant, record.batch.id).name
-        announced.touch()  # before the batch itself, or nobody would find it after a crash in between
+        # Before the batch itself, or nobody would find it after a crash in between.
+        announced.touch()
         sync_names(self._unfinished)
         try:
             self.of(tenant).add_batch(record)
@@ -107,7 +108,8 @@ class Store:
             except BlockingIOError:
                 yield False
             else:
-                yield path.exists()  # else it ended while this one was opening the lock
+                # Else it ended while this one was opening the lock.
+                yield path.exists()
         finally:
             os.close(lock)
 

@@ -132,7 +132,8 @@ async def receive_upload(
             raise FileTooLarge
         await on_disk(lambda: file.write(form.pending))
         form.pending.clear()
-        if num_bytes >= room_until:  # others may come at the same time
+        # Others may come at the same time.
+        if num_bytes >= room_until:
             room_until = num_bytes + CHECK_BYTES
             await on_disk(shelf.check_room)
 

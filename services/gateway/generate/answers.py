@@ -299,7 +299,8 @@ class Answers:
                     for i, event in events:
                         choice = self.choices[i]
                         if choice.finished:
-                            continue  # a stop string was found earlier in this batch
+                            # A stop string was found earlier in this batch.
+                            continue
                         if isinstance(event, Tokens):
                             pieces.append(choice.feed(event))
                             if choice.finished:
@@ -307,7 +308,8 @@ class Answers:
                         elif isinstance(event, Finished):
                             self._finished[i] = event
                             pieces.append(choice.finish(event))
-                    if pieces:  # not if only the prompts' log-probabilities came
+                    # Not if only the prompts' log-probabilities came.
+                    if pieces:
                         together = list(joined(pieces))
                         counts = [len(piece.token_ids) for piece in together]
                         record.note_tokens(sum(counts), max(counts))

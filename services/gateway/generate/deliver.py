@@ -177,7 +177,8 @@ class _Body:
         self._looking = self._loop.call_later(left_s, self._look)
 
     async def _keep_alive(self) -> None:
-        with suppress(TimeoutError):  # the next write finds that the client does not read
+        # The next write finds that the client does not read.
+        with suppress(TimeoutError):
             await self.write(KEEP_ALIVE)
 
 
@@ -252,7 +253,8 @@ class Delivery:
         pieces = self.answers.pieces()
         try:
             async for batch in pieces:
-                first = not opened  # which may have the log-probabilities of the prompt
+                # Which may have the log-probabilities of the prompt.
+                first = not opened
                 num_chars = self._num_chars(0) if first or getattr(self._body, "echo", None) else 0
                 choices = await self._gateway.language.work(num_chars, self._chunks, batch, first)
                 envelopes = [self._envelope(self.shape.chunk_type, [choice]) for choice in choices]

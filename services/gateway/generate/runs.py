@@ -271,7 +271,8 @@ def runs_of(
     if len(prompts) * body.n > MAX_ANSWERS:
         fix = f"{len(prompts)} prompts with {body.n} answers each are over {MAX_ANSWERS}"
         raise InvalidInput("n", f"{fix}: ask for fewer at once")
-    work = Generation(  # one for all: there may be thousands of runs, and it may name a whole vocabulary
+    # One for all: there may be thousands of runs, and it may name a whole vocabulary.
+    work = Generation(
         min_tokens=body.min_tokens,
         stop_token_ids=body.stop_token_ids,
         ignore_eos=body.ignore_eos,

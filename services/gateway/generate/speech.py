@@ -110,7 +110,8 @@ def wanted_of(body: ChatWire, language: Language) -> Wanted:
         return NOTHING
     _check_model(language)
     needed = choice.mode == "required"
-    if not needed:  # else the grammar reads them
+    # Else the grammar reads them.
+    if not needed:
         for function in functions:
             function.prepare()
     allowed = [
@@ -181,7 +182,8 @@ def _body_of(asked: Grammar) -> Body | None:
         try:
             msgspec.json.decode(asked.json_schema)
         except ValueError:
-            return None  # the worker says what is wrong with it
+            # The worker says what is wrong with it.
+            return None
         return lambda rules: rules.add(f"%json {asked.json_schema}")
     if kind == "choice":
         return lambda rules: _choice_rule(rules, msgspec.json.decode(asked.choice))

@@ -82,7 +82,8 @@ def document(app: FastAPI, *, needs_keys: bool, has_limits: bool) -> dict[str, A
 
 def _complete(operation: Any, path: str, *, needs_keys: bool, has_limits: bool) -> None:
     responses = operation["responses"]
-    responses.pop("422", None)  # the framework's own, which is never sent
+    # The framework's own, which is never sent.
+    responses.pop("422", None)
     errors = [500]
     if needs_keys and path not in NO_KEY:
         scope = scope_of(path)

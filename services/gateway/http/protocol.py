@@ -147,7 +147,8 @@ class Cycle(RequestResponseCycle):
         if self.scope["http_version"] == "1.0" and b"content-length" not in names:
             self._ends_unchunked, self.chunked_encoding = True, False
         await super().send(message)
-        protocol = self.transport.get_protocol()  # None: the client has disconnected
+        # None: the client has disconnected.
+        protocol = self.transport.get_protocol()
         if not self.keep_alive and isinstance(protocol, BoundedHttp):
             # uvicorn would close the connection while the request is still being read.
             self.keep_alive, self.on_response = True, protocol.hang_up
@@ -214,7 +215,8 @@ class BoundedHttp(HttpToolsProtocol):
                 return self._drain(len(data) - start)
             self._feed(data[start : start + PACKET_BYTES])
         idle = self.cycle is not None and self.cycle.response_complete and not self._in_message
-        if idle and self.timeout_keep_alive_task is None:  # what came was nothing
+        # What came was nothing.
+        if idle and self.timeout_keep_alive_task is None:
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
@@ -227,7 +229,8 @@ class BoundedHttp(HttpToolsProtocol):
         if self._refusal is not None or self._hung_up or self.transport.is_closing():
             return
         if in_message and before != self._num_messages:
-            return  # a packet of two messages is counted to neither
+            # A packet of two messages is counted to neither.
+            return
         if before != self._num_messages:
             body_bytes = 0
         self._other_bytes += len(data) - (self._body_bytes - body_bytes)
@@ -337,7 +340,8 @@ class BoundedHttp(HttpToolsProtocol):
         first = self.parser.get_method(), self.url, self.parser.get_http_version().encode()
         lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
         self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        # As uvicorn does
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         head = b"%b %b HTTP/%b\r\n" % first + b"".join(lines) + b"\r\n"
         self._packet = head + self._packet[at:]
         super().data_received(self._packet)
@@ -362,7 +366,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._end_wait()
         self._refusal, self._drain_bytes = why, drain_bytes
         cycle = self.cycle
-        if self._in_message and not self._in_head:  # the application was to answer this request
+        # The application was to answer this request.
+        if self._in_message and not self._in_head:
             if self.pipeline:
                 self.pipeline.popleft()
                 return

@@ -191,7 +191,8 @@ async def while_connected(
         ClientClosed: the client disconnected.
     """
     loop, worker = asyncio.get_running_loop(), asyncio.current_task()
-    assert worker is not None  # a coroutine always runs in a task
+    # A coroutine always runs in a task.
+    assert worker is not None
     leaving: asyncio.Task[None] | None = None
     left = over = False
 
@@ -212,9 +213,11 @@ async def while_connected(
     except asyncio.CancelledError:
         if left and worker.uncancel() == 0:
             raise ClientClosed from (leaving.exception() if leaving is not None else None)
-        raise  # somebody else wants this task to end
+        # Somebody else wants this task to end.
+        raise
     finally:
-        over = True  # it may have been seen in the same round of the loop
+        # It may have been seen in the same round of the loop.
+        over = True
         looking.cancel()
         if leaving is not None:
             leaving.cancel()

@@ -42,7 +42,8 @@ class TurnQueue:
         if heaviest == tenant or len(its) < len(mine) + 2:
             return False
         last = its.pop()
-        if not last.done():  # else its client has left, and so it leaves by itself
+        # Else its client has left, and so it leaves by itself.
+        if not last.done():
             last.set_exception(error)
         return True
 
@@ -57,7 +58,8 @@ class TurnQueue:
             mine = its.popleft()
             del self._waiting[tenant]
             if its:
-                self._waiting[tenant] = its  # behind the others
+                # Behind the others
+                self._waiting[tenant] = its
             if not mine.done():
                 mine.set_result(None)
                 return True
@@ -104,7 +106,8 @@ class Lane:
             try:
                 await mine
             except asyncio.CancelledError:
-                if mine.done() and not mine.cancelled():  # its turn came when it had gone
+                # Its turn came when it had gone.
+                if mine.done() and not mine.cancelled():
                     self._is_busy = self._turns.next()
                 raise
         self._is_busy = True

@@ -111,7 +111,8 @@ def _quality_of(parts: Sequence[Degradation | None]) -> Quality | None:
         return None
     total = sum(part.rows for part in told)
     if not total:
-        return Quality(1.0, 0.0)  # all of it was computed before
+        # All of it was computed before.
+        return Quality(1.0, 0.0)
     not_promised = sum(part.rows * (1 - part.mean_threshold) for part in told) / total
     degraded = sum(part.rows * part.share for part in told) / total
     return Quality(round(1 - _rounded(not_promised), 4), _rounded(degraded))

@@ -42,7 +42,8 @@ def _prompt_logprobs(body: CompletionWire) -> int | None:
     if body.echo and body.logprobs is not None:
         counts.append(body.logprobs)
     if body.answer_tokens == 0:
-        counts.append(0)  # workers take such work only for the prompt's sake
+        # Workers take such work only for the prompt's sake.
+        counts.append(0)
     return max(counts, default=None)
 
 

@@ -68,7 +68,8 @@ async def rerank(body: RerankWire, request: Request) -> Response:
         Ranked(index=i, relevance_score=relevance, label_mass=mass)
         for i, (relevance, mass) in enumerate(_relevances(told))
     ]
-    results.sort(key=lambda result: -result.relevance_score)  # stable: the earlier document first
+    # stable: the earlier document first.
+    results.sort(key=lambda result: -result.relevance_score)
     results = results[: body.top_n or None]
     if body.return_documents is not False:
         for result in results:

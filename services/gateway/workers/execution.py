@@ -205,14 +205,16 @@ class Execution:
         num_tokens = 0
         while self._waiting and self._num_under_way < self._window:
             run = self.runs[self._waiting[0]]
-            if run.done:  # it was cancelled
+            # It was cancelled
+            if run.done:
                 self._waiting.popleft()
                 continue
             if num_tokens >= ROUND_TOKENS:
                 asyncio.get_running_loop().call_soon(self.wake)
                 return
             if self._homes.get(run.family, _NO_HOME) is None:
-                return  # siblings go where the first of them goes
+                # Siblings go where the first of them goes.
+                return
             if not self._places.take(self):
                 return
             num_tokens += run.size
@@ -235,7 +237,8 @@ class Execution:
             run.worker_ids.append(key[0])
             if run.family is not None:
                 self._homes[run.family] = key
-                self._arrived.set()  # its siblings may follow it now
+                # Its siblings may follow it now.
+                self._arrived.set()
             submit.deadline_ms = self._deadline.remaining_ms()  # less what it waited
 
         run.placed_at = None
@@ -324,9 +327,11 @@ class Execution:
             return event
         error = WorkFailed(event) if isinstance(event, Failure) else event
         if isinstance(error, NotReady) and run.placed_at is None:
-            if not run.excluded:  # nobody has come
+            # Nobody has come
+            if not run.excluded:
                 raise run.loss or error
-            self._start(idx)  # those that it waited for have gone: others will do
+            # Those that it waited for have gone: others will do.
+            self._start(idx)
             return None
         if (
             error.code == "overloaded" and run.placed_at is None
@@ -352,10 +357,12 @@ class Execution:
                                                              it is put off
         ===================================================  ==================================================
         """
-        if run.is_full:  # only the worker's last word was lost
+        # Only the worker's last word was lost.
+        if run.is_full:
             self._end(run)
             return Finished(reason=FINISH_REASON_LENGTH, prompt_tokens=len(run.prompt))
-        assert run.placed_at is not None  # or nothing could come back that is tried elsewhere
+        # Or nothing could come back that is tried elsewhere.
+        assert run.placed_at is not None
         run.tried.add(run.placed_at)
         run.loss = cause
         if len(run.token_ids) > run.start:
@@ -365,7 +372,8 @@ class Execution:
             run.pauses += not cause.blame
         elif cause.code == "overloaded":
             run.pauses += 1
-        elif cause.code != "draining":  # several workers may leave at once; each is tried once
+        elif cause.code != "draining":
+            # Several workers may leave at once; each is tried once.
             run.blame += 1
         refused = not isinstance(cause, PeerLost) and not self._accepting - run.tried
         spent = refused or run.blame >= MOST_BLAME

@@ -199,7 +199,8 @@ class Routing:
                 worker_id=key[0],
                 fix="give gateways and attention workers the same --block-secret, or --secret",
             )
-        slowdown = max(1.0, engine.slowdown)  # 0: not measured
+        # 0: not measured
+        slowdown = max(1.0, engine.slowdown)
         rows = engine.max_step_tokens
         saturation = self._pinned or saturation_of(self._config, rows, slowdown)
         self.router.fleet.describe(
@@ -218,11 +219,13 @@ class Routing:
         if submit.HasField("generation"):
             generation = submit.generation
             answer_tokens = self._lengths.expected(generation.max_tokens)
-            reuses = not generation.HasField("prompt_logprobs")  # such a prompt is computed whole
+            # Such a prompt is computed whole.
+            reuses = not generation.HasField("prompt_logprobs")
         else:
             scoring = submit.scoring
             sibling_tokens = sum(len(c.token_ids) - 1 for c in scoring.candidates)
-            stored = not self._sweeping  # as workers do by default; they are all set up alike
+            # As workers do by default; they are all set up alike.
+            stored = not self._sweeping
             reuses = scoring.store_kv if scoring.HasField("store_kv") else stored
         hashes: list[bytes] = []
         if reuses:

@@ -121,7 +121,8 @@ class Run:
             submit.generation.sampling.seed = self.seed
             submit.generation.min_tokens = max(0, self.work.min_tokens - self.start)
             submit.generation.num_resumed_tokens = self.start
-            if self.start:  # what is known of the prompt came before the first token
+            # What is known of the prompt came before the first token.
+            if self.start:
                 submit.generation.ClearField("prompt_logprobs")
         return submit
 
@@ -147,7 +148,8 @@ class Run:
         Raises:
             PeerLost: some are missing before them.
         """
-        known = len(self.token_ids) - self.start  # of this attempt
+        # Of this attempt
+        known = len(self.token_ids) - self.start
         if event.token_index > known:
             raise _gap(known, event.token_index)
         self._note_part(event)
@@ -186,7 +188,8 @@ class Run:
         part = self.parts.setdefault(self.attempt, None)
         if event.HasField("degradation"):
             self.parts[self.attempt] = event.degradation
-        elif part is not None and isinstance(event, Tokens):  # as exact as the tokens before
+        elif part is not None and isinstance(event, Tokens):
+            # As exact as the tokens before.
             part.rows += len(event.token_ids)
 
 

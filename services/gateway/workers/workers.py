@@ -162,7 +162,8 @@ class WorkerStream:
             metrics.workers.dec()
             watch.cancel()
             stream.cancel()
-            unsent.put_nowait(None)  # a stream that has ended by itself leaves its reader waiting
+            # A stream that has ended by itself leaves its reader waiting.
+            unsent.put_nowait(None)
             self._lose_all(cause, paused=paused)
         return cause
 
@@ -174,7 +175,8 @@ class WorkerStream:
     def _take_one(self, response: ExecuteResponse) -> None:
         kind = response.WhichOneof("event")
         if kind is None:
-            return  # a sign of life, or an event of a later version
+            # A sign of life, or an event of a later version.
+            return
         if kind == "block_snapshot":
             self._routing.snapshot(self.key, response.block_snapshot)
             return
@@ -273,7 +275,8 @@ class Workers:
     def cancel(self, task: Task) -> None:
         """Stop a task, wherever it is; no more events of it are delivered."""
         key = self.routing.placed_at(task)
-        if key is None:  # it waits, or has ended
+        # It waits, or has ended.
+        if key is None:
             self.routing.withdraw(task)
         else:
             self._workers[key].cancel(task)
@@ -301,7 +304,8 @@ class Workers:
         for key, record in registered.items():
             if key in self._workers:
                 self._workers[key].renew(record)
-            elif record.state in _ABLE:  # one that is activated is connected already
+            elif record.state in _ABLE:
+                # One that is activated is connected already.
                 self._workers[key] = WorkerStream(record, self._idle_s, self.routing)
                 group.create_task(self._keep(self._workers[key]), name=f"worker {record.worker_id}")
         for key in self._workers.keys() - registered.keys():

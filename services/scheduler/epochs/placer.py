@@ -117,7 +117,8 @@ class Placer:
             await self._epochs.commit(placement)
         except NotReady:
             await self._give_up(placement)
-            raise  # PeerLost is another matter: it may be committed, the next step will see
+            # PeerLost is another matter: it may be committed, the next step will see.
+            raise
         self.last_commit_s = time.monotonic()
         seconds = self.last_commit_s - started
         _attempts.labels("committed").inc()
@@ -190,13 +191,15 @@ class Placer:
         return 1.0 if joins and (current is None or not at_edge) else self._load_share
 
     def _note_failed(self, worker: PlacedWorker, error: MoesaicError) -> None:
-        if not isinstance(error, StaleEpoch):  # that is our mistake
+        # That is our mistake.
+        if not isinstance(error, StaleEpoch):
             self.failed.append(worker.incarnation)
 
     def _not_wanted(self, placement: Placement, target: Placement | None) -> str:
         if not self._leadership.held:
             return "the lead was lost"
-        if self._fleet.stale:  # the workers there are not known, and nothing could be committed
+        # The workers there are not known, and nothing could be committed.
+        if self._fleet.stale:
             return ""
         return obsolete(placement, self._view.current, self._fleet.workers.values(), target)
 

@@ -75,7 +75,8 @@ class EpochStore:
         await self.write({POINTER: pointer, _COUNTER: given_out}, self._documents(placement))
         self._view.accept(placement)
         _epoch.set(placement.epoch)
-        with suppress(PeerLost):  # it is committed; readers also look by themselves
+        # It is committed; readers also look by themselves.
+        with suppress(PeerLost):
             await self._bus.append(STREAM, PlacementHint(epoch=placement.epoch))
             if before is not None:
                 await self._bus.put(document(before.epoch), before, ttl_s=_KEEP_OLD_S)
@@ -98,7 +99,8 @@ class EpochStore:
             return
         if pointed > current.epoch:
             await self._view.refresh(self._bus)
-            if self._view.epoch >= pointed:  # it came meanwhile
+            # It came meanwhile
+            if self._view.epoch >= pointed:
                 return
         counter = b"%d" % max(last, current.epoch, self._given_out)
         values = {**self._documents(current), _COUNTER: counter}
@@ -151,7 +153,8 @@ class EpochStore:
         fenced = {**self._leadership.fence, **expected}
         if await self._bus.compare_and_set(fenced, values):
             return
-        await self._leadership.contend()  # a Redis that lost its data lost the lease as well
+        # A Redis that lost its data lost the lease as well.
+        await self._leadership.contend()
         if not (self._leadership.held and await self._bus.compare_and_set(fenced, values)):
             raise NotReady("another scheduler leads now, or wrote at the same time")
 

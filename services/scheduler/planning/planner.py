@@ -228,7 +228,8 @@ class _Question:
             raise InvalidInput("solver", f"answered {type(solved).__name__}")
         wanted = replace(current, slots=solved.slots)
         if found := violations(wanted, self.placed, None):
-            await self.asked.end()  # more may be wrong with this process
+            # More may be wrong with this process.
+            await self.asked.end()
             raise InvalidInput("solver", "; ".join(found))
         pinned = with_pins(wanted, self.pins)
         possible = fitting(current, pinned, self.placed, current)

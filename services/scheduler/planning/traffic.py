@@ -110,7 +110,8 @@ class TrafficFeed:
         except InvalidInput as error:
             self.refused += 1
             _reports.labels("refused").inc()
-            if self._told.get(worker) != error.field:  # it reports all the time
+            # It reports all the time.
+            if self._told.get(worker) != error.field:
                 if len(self._told) >= _MOST_TOLD:
                     self._told.clear()
                 self._told[worker] = error.field

@@ -302,14 +302,16 @@ class ScalingController:
         """Log what was chosen, and adopt it if the policy says so."""
         parts = self._parts
         if parts.policy.current != policy or parts.wishes.wish != state.wish:
-            return  # an operator was faster
+            # An operator was faster.
+            return
         if choice is None:
             self._told = ()
             return
         adopted = policy.mode == "auto" and choice.allowed
         told = (choice.cause, choice.wanted, bool(choice.held), state.shape, policy.mode)
         if not adopted and told == self._told:
-            return  # it was said, and nothing has changed
+            # It was said, and nothing has changed.
+            return
         self._told = () if adopted else told
         reason = "; ".join(filter(None, (choice.reason, choice.held)))
         mode = self._parts.brownout.current.mode

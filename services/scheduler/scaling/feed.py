@@ -95,7 +95,8 @@ class LoadFeed:
         self._lost_at = self._bus.last_lost
 
     def _rest(self) -> None:
-        if self._bus.last_lost == self._lost_at:  # there is no news because there is none
+        # There is no news because there is none.
+        if self._bus.last_lost == self._lost_at:
             self.is_caught_up = True
         self._lost_at = self._bus.last_lost
 

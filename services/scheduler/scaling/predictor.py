@@ -87,7 +87,8 @@ class FleetPredictor:
         if not any(record.role == "expert" for record in self._fleet.workers.values()):
             return self._times_of_whole_steps(model)
         if current is None or not {"attention", "experts"} <= model.parts.keys():
-            return None  # whole steps would not tell the sides apart
+            # Whole steps would not tell the sides apart.
+            return None
         traffic = self._traffic.of(current.model_digest)
         layers = list(traffic.statistics.layers.values()) if traffic else []
         seen = [layer for layer in layers if layer.rows > 0 and layer.batches > 0]
@@ -164,7 +165,8 @@ def activated_of(chosen: NDArray[np.float64], uneven: float) -> Activated:
         chosen: ``[L, E]``: share of the rows that chose each expert, by layer.
         uneven: most of any worker, divided by the mean.
     """
-    spared = np.log1p(-np.clip(chosen, 0.0, 1.0 - 1e-9))  # of the chance that one row leaves it out
+    # Of the chance that one row leaves it out.
+    spared = np.log1p(-np.clip(chosen, 0.0, 1.0 - 1e-9))
 
     def activated(num_workers: int, rows: float) -> float:
         if rows <= 0:

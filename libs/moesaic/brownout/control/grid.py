@@ -203,7 +203,8 @@ class ThresholdGrid:
     def _drained_s(self, rows: Array) -> Array:
         """Time to compute these rows of prompts, in whole steps."""
         row_s = (self._speed.parts(1, 0).prompts / self._factors[0])[:, None]
-        rest_s = self._full_step_s - self._demand.step_rows * row_s  # of each step, rows aside
+        # Of each step, rows aside.
+        rest_s = self._full_step_s - self._demand.step_rows * row_s
         steps = np.maximum(1.0, rows / self._demand.step_rows)
         return np.where(rows > 0, steps * rest_s + rows * row_s, 0.0)
 

@@ -210,7 +210,8 @@ class PredictiveControl:
             windows: latencies of each phase.
         """
         self._backlog = state.waiting_tokens
-        if state.idle_s >= CALM_S[0]:  # whatever there was to fear is over
+        # Whatever there was to fear is over.
+        if state.idle_s >= CALM_S[0]:
             current, self._bias = Thresholds(*(levels[0] for levels in self._levels)), [1.0, 1.0]
         if not self.speed.is_known:
             return Prediction(current)

@@ -59,9 +59,11 @@ class StepSpeed:
         self._variance = LEAST_VARIANCE
         self._evidence, self._weight = [0.0, 0.0], [0.0, 0.0]
         self._aged_s: float | None = None
-        self._at, self._before = EXACT, EXACT  # thresholds, and those that the times are fitted at
+        # Thresholds, and those that the times are fitted at.
+        self._at, self._before = EXACT, EXACT
         self._held = PRIOR, PRIOR  # exponents that they were fitted with
-        self._left_steps = self._contrast_steps = 0  # to be compared, and compared so far
+        # To be compared, and compared so far.
+        self._left_steps = self._contrast_steps = 0
 
     @property
     def is_known(self) -> bool:

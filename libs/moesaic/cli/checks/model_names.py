@@ -94,20 +94,24 @@ def _interruptible(model: str, weights: bool, show: "OnBytes") -> Path:
     try:
         return found.result()
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rest takes little more than a second
+        # The rest takes little more than a second.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         say("moesaic: interrupted; repeat the command to fetch the missing files")
         given_up.set()
         thread.join(CLEAN_UP_S)
         _remove_half_files()
-        os._exit(Exit.INTERRUPTED)  # threads of the hub may wait for the network still
+        # Threads of the hub may wait for the network still.
+        os._exit(Exit.INTERRUPTED)
 
 
 def _remove_half_files() -> None:
     """Remove the files that downloads of this process write now: none of them can be gone on with."""
     most, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))  # no thread can begin another
+    # No thread can begin another.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
     for number in range(min(most, _MOST_FILES)):
-        with suppress(OSError):  # that number is no open file
+        # That number is no open file.
+        with suppress(OSError):
             path = os.readlink(f"/proc/self/fd/{number}")
             if path.endswith(_HALF):
                 os.unlink(path)

@@ -58,7 +58,8 @@ def check_model(model: str) -> "ModelConfig":
         told = read_json(serving) if serving.exists() else {}
         if told.get("wording") is not None:
             PACKAGED.replaced(told["wording"], serving.name)
-        with contextlib.suppress(InvalidInput):  # without a template there are no chats
+        # Without a template there are no chats.
+        with contextlib.suppress(InvalidInput):
             ChatTemplate.load(Path(model))
     except CheckpointError as error:
         raise CommandError(f"--model {model}: {error}", Exit.USAGE) from error

@@ -73,7 +73,8 @@ def cluster_credentials() -> "Credentials":
 
 def _secret_of_suite() -> str:
     state_file = StateFile()
-    with suppress(OSError):  # another user's
+    # Another user's
+    with suppress(OSError):
         if state_file.running() is not None:
             return state_file.secret_path.read_text(encoding="utf-8").strip()
     return ""

@@ -66,7 +66,8 @@ async def service_load(role: str, admin_address: str, within_s: float = RATE_S) 
         name: int(now[series]) for name, series in GAUGES.get(role, {}).items() if series in now
     }
     for name, series in RATES.get(role, {}).items():
-        made = max(0.0, _sum_of(series, now) - _sum_of(series, before))  # negative after a restart
+        # Negative after a restart.
+        made = max(0.0, _sum_of(series, now) - _sum_of(series, before))
         load[name] = round(made / (now_s - before_s), 1)
     return load
 

@@ -46,7 +46,8 @@ def bench(
 
     from moesaic.cli.machine.facts import commit, gemm_gflops, machine_facts
 
-    sys.path.insert(0, str(Path.cwd()))  # an installed command's path lacks where it is run
+    # An installed command's path lacks where it is run.
+    sys.path.insert(0, str(Path.cwd()))
     if find_spec("benchmarks") is None:
         raise CommandError("benchmarks need the sources: run this in the project's directory")
     try:

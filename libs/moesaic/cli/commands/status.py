@@ -56,12 +56,14 @@ async def _facts(url: str, suite: "SuiteState | None", scheduler: str) -> dict[s
         scheduler = next((p.admin_address for p in processes if p.role == "scheduler"), "")
     services, placement = await gather_facts(known, scheduler or None)
     if scheduler and scheduler not in {service["admin_address"] for service in services}:
-        services.append(await service_facts("scheduler", "", scheduler))  # shown as it was named
+        # Shown as it was named.
+        services.append(await service_facts("scheduler", "", scheduler))
     shown = {p.name: p for p in processes}
     for service in services:
         process = shown.get(service["id"])
         service["restarts"] = process.restarts if process else None
-        for name in ADDRESSES:  # a service that does not answer gives none
+        # A service that does not answer gives none.
+        for name in ADDRESSES:
             service[name] = service.get(name) or getattr(process, name, "")
         service.setdefault("load", {})
     async with httpx.AsyncClient(**client_settings(url)) as client:

@@ -58,7 +58,8 @@ def up(
         from moesaic.cli.suite.background import start_in_background
         from moesaic.cli.suite.prepare import prepared
 
-        options = prepared(options).options  # a download shows its progress here
+        # A download shows its progress here.
+        options = prepared(options).options
         flags = [*options.flags, "--timeout", str(timeout)]
         on_ready(start_in_background(flags, {API_KEY_VARIABLE: options.api_key}))
     else:

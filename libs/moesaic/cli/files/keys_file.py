@@ -33,17 +33,20 @@ def write_keys(path: Path, keys: "ApiKeys") -> None:
     """
     from moesaic.api_keys import dump_api_keys
 
-    place = path.resolve()  # a link stays one
+    # A link stays one.
+    place = path.resolve()
     whole = place.with_name(f"{place.name}.new")
     try:
-        whole.unlink(missing_ok=True)  # even a link: nothing is written through it
+        # Even a link: nothing is written through it.
+        whole.unlink(missing_ok=True)
         with open(os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
             out.write(dump_api_keys(keys))
             out.flush()
             os.fsync(out.fileno())
         if place.exists():
             old = place.stat()
-            with contextlib.suppress(PermissionError):  # only root can give a file away
+            # Only root can give a file away.
+            with contextlib.suppress(PermissionError):
                 os.chown(whole, old.st_uid, old.st_gid)
             whole.chmod(old.st_mode & 0o777)
         whole.replace(place)

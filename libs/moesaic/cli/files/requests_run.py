@@ -79,7 +79,8 @@ class RequestsRun:
         with opened_input(source) as lines:
             digest, total = measured(lines)
             with reported(self._url), httpx.Client(**client_settings(self._url)) as client:
-                first_model(client)  # the gateway is there, and the key is right
+                # The gateway is there, and the key is right.
+                first_model(client)
             requests = read_requests(lines, MAX_LINE_BYTES)
             if out == STANDARD:
                 self._answer(requests, _Printed(), total)
@@ -166,7 +167,8 @@ def _problem(result: Result) -> str:
     if result.error is not None:
         param = f"{result.error.param}: " if result.error.param else ""
         return f"{param}{result.error.message}"
-    assert result.response is not None  # there is one of the two
+    # There is one of the two.
+    assert result.response is not None
     try:
         return str(result.response.body["error"]["message"])
     except (KeyError, TypeError):

@@ -118,7 +118,8 @@ async def _classify_rows(
     async with httpx.AsyncClient(limits=limits, **client_settings(url)) as client:
 
         async def work() -> None:
-            for row in rows:  # all workers take from the same iterator
+            # All workers take from the same iterator.
+            for row in rows:
                 result = (
                     await _classify(client, row, request) if isinstance(row, Row) else _bad(row)
                 )

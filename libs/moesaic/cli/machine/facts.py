@@ -75,5 +75,6 @@ def _cpu_model() -> str:
 
 
 def _gpu_name() -> str | None:
-    torch = sys.modules.get("torch")  # not worth loading for this alone
+    # Not worth loading for this alone.
+    torch = sys.modules.get("torch")
     return torch.cuda.get_device_name(0) if torch and torch.cuda.is_available() else None

@@ -30,7 +30,8 @@ def hold_port(host: str, port: int = 0) -> socket.socket:
     except socket.gaierror as error:
         raise CommandError(f"--host {host}: {error.strerror}", Exit.USAGE) from error
     held = socket.socket(family, kind, protocol)
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # past connections do not count
+    # Past connections do not count.
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         held.bind(address)
     except OSError as error:

@@ -141,7 +141,8 @@ class StateFile:
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             return None
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            return None  # a damaged file says nothing about a running suite
+            # A damaged file says nothing about a running suite.
+            return None
         return state if state.alive else None
 
     def write(self, state: SuiteState) -> None:
@@ -153,7 +154,8 @@ class StateFile:
     def write_secret(self, secret: str) -> None:
         """Store the cluster's secret for commands in this directory."""
         new = self.secret_path.with_suffix(".new")
-        new.unlink(missing_ok=True)  # of a start that was cut short
+        # Of a start that was cut short.
+        new.unlink(missing_ok=True)
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE_FILE)
         with open(descriptor, "w", encoding="utf-8") as file:
             file.write(f"{secret}\n")

@@ -78,13 +78,15 @@ def stop_suite(timeout_s: float) -> str:
     state_file = StateFile()
     state = state_file.running()
     if state is None:
-        sweep()  # links of a suite that was killed
+        # Links of a suite that was killed.
+        sweep()
         return "nothing runs in this directory"
     os.kill(state.pid, signal.SIGTERM)
     if _gone(state, timeout_s):
         return f"stopped the suite at {state.url}"
     if state.alive:
-        os.kill(state.pid, signal.SIGKILL)  # its processes die with it
+        # Its processes die with it.
+        os.kill(state.pid, signal.SIGKILL)
         _gone(state, KILL_WAIT_S)
     state_file.path.unlink(missing_ok=True)
     sweep()

@@ -82,7 +82,8 @@ class Child:
 
     def kill(self) -> None:
         """End it and the processes it started, at once."""
-        if self.running:  # else its id may be another process's by now
+        # Else its id may be another process's by now.
+        if self.running:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 

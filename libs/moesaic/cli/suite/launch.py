@@ -69,7 +69,8 @@ def run_suite(options: SuiteOptions, ready_within_s: float, on_ready: OnReady) -
             check_cluster(redis_url, cluster, [service.name for service in services])
         keep_previous_logs(state_file.directory, services)
         environment = {}
-        if options.topology != "edge":  # agents divide their memory themselves
+        # Agents divide their memory themselves.
+        if options.topology != "edge":
             environment = kv_environment(memory, settings["attention-0"])
             environment |= experts_environment(memory, settings)
         model_name = getattr(settings["gateway"], "name_in_api", "")
@@ -206,7 +207,8 @@ class _Suite:
         def on_signal(number: signal.Signals) -> None:
             if self._stop.is_set():
                 self._supervisor.kill()
-                os._exit(128 + number)  # what may be left dies with this process
+                # What may be left dies with this process.
+                os._exit(128 + number)
             announce("suite", "stopping; the same again stops at once")
             self._stop.set()
 

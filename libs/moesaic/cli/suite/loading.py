@@ -50,7 +50,8 @@ class ShownLoading:
             return
         stub, request = admin_pb2_grpc.AdminServiceStub, admin_pb2.GetInfoRequest()
         info = await answer_if_any(process.admin_address, stub, "GetInfo", request)
-        if info is not None:  # else it has not begun to listen, or it has ended
+        # Else it has not begun to listen, or it has ended.
+        if info is not None:
             self._show(process.name, info.loading if info.HasField("loading") else None, bars)
 
     def _show(self, name: str, loading: "admin_pb2.Loading | None", bars: "Progress") -> None:

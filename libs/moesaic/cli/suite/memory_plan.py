@@ -211,7 +211,8 @@ def _parts(
         "scoring": _sweep_bytes(config, settings, numbers),
         KV: 0,
     }
-    if options.memory_bytes and role == "edge-agent":  # all of it is within the agent's limit
+    # All of it is within the agent's limit.
+    if options.memory_bytes and role == "edge-agent":
         return {"limit": options.memory_bytes[int(name.rpartition("-")[2])]}
     return parts
 

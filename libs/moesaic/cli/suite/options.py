@@ -143,7 +143,8 @@ class SuiteOptions:
     places: Mapping[str, str] = field(default_factory=dict)  # CUDA devices by process
 
     def __post_init__(self) -> None:
-        _ = self.memory_bytes, self.link_shape  # read to refuse what is wrong
+        # Read to refuse what is wrong.
+        _ = self.memory_bytes, self.link_shape
 
     @property
     def memory_bytes(self) -> tuple[int, ...]:

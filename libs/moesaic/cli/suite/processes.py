@@ -99,7 +99,8 @@ def services_of(
     threads = threads_of(options, cores)
     numbers = numbers_of(options)
     environment: dict[str, str] = {}
-    if sum(numbers.values()) + 2 > cores:  # the gateway and the scheduler want time as well
+    # The gateway and the scheduler want time as well.
+    if sum(numbers.values()) + 2 > cores:
         # Threads that spin while they wait would take the cores from those that work.
         environment["OMP_WAIT_POLICY"] = "passive"
 
@@ -108,7 +109,8 @@ def services_of(
         cable = network.cables[number] if network else None
         flags = _work_of(options, role, number, num_experts)
         flags += ("--data-host", cable.address if cable else LOOPBACK, "--data-port", "0")
-        if cable:  # agents are machines: tensors go from one to another over the cables
+        # Agents are machines: tensors go from one to another over the cables.
+        if cable:
             flags += ("--node", cable.agent, "--transports", "socket")
         flags += ("--model", options.model, "--threads", of_role)
         if device := options.places.get(name_of(role, number)):

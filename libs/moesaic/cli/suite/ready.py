@@ -31,7 +31,8 @@ def _typed_command() -> str:
 
     if shutil.which("moesaic"):
         return "moesaic"
-    module = Path(sys.argv[0]).name != "moesaic"  # run as python -m moesaic.cli
+    # Run as python -m moesaic.cli.
+    module = Path(sys.argv[0]).name != "moesaic"
     program = Path(sys.executable if module else sys.argv[0]).absolute()
     if program.is_relative_to(Path.cwd()):
         program = program.relative_to(Path.cwd())

@@ -25,7 +25,8 @@ class OwnRedis:
     """
 
     def __init__(self, directory: Path, announce: Callable[[str, str], None]) -> None:
-        for left in directory.glob("*"):  # by a suite that was killed
+        # By a suite that was killed.
+        for left in directory.glob("*"):
             discard_redis(left)
         self._announce = announce
         # A server that is still ending after a crash of its suite must not touch the new one's.

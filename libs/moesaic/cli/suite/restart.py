@@ -48,7 +48,8 @@ class RestartPolicy:
         self._has_run = self._has_run or ran_s >= EARLY_S
         if status == STATUS_LASTING and not (worked and self._has_run):
             return GiveUp("no restart can help")
-        if not self._has_run and status > 0:  # one that was killed did not fail by itself
+        # One that was killed did not fail by itself.
+        if not self._has_run and status > 0:
             self._failed_starts += 1
             if self._failed_starts >= STARTS_TO_FAIL:
                 return GiveUp(f"it failed to start {self._failed_starts} times")

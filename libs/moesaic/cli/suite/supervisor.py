@@ -104,9 +104,11 @@ class Supervisor:
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                await task  # raises if a service failed
+                # Raises if a service failed.
+                await task
         finally:
-            for task in tasks:  # nothing is restarted from here on
+            # Nothing is restarted from here on.
+            for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._stop_in_order()

@@ -62,7 +62,8 @@ def print_entries(
 
 def say(text: str) -> None:
     """Write one line about the work to standard error."""
-    with contextlib.suppress(OSError):  # the terminal may be gone; the work goes on
+    # The terminal may be gone; the work goes on.
+    with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
 

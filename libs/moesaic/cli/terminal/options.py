@@ -92,10 +92,12 @@ def sets(policy: type) -> Callable[[Command], Command]:
     )
     made = {}
     for name, each in inspect.signature(policy).parameters.items():
-        if name not in Order.__struct_fields__:  # those are the scheduler's
+        # Those are the scheduler's.
+        if name not in Order.__struct_fields__:
             text = " ".join(meanings[name].replace("``", "").split())
             flag = "--" + name.removesuffix("_s").replace("_", "-")
-            words = get_args(each.annotation)  # of a choice, which the scheduler checks
+            # Of a choice, which the scheduler checks.
+            words = get_args(each.annotation)
             mark = typer.Option(
                 flag,
                 help=text,

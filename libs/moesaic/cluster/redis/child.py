@@ -137,6 +137,7 @@ def _answers(socket_path: Path) -> bool:
         try:
             connection.connect(str(socket_path))
             connection.sendall(b"PING\r\n")
-            return connection.recv(16).startswith(b"+PONG")  # not while it loads its data
+            # Not while it loads its data.
+            return connection.recv(16).startswith(b"+PONG")
         except OSError:
             return False

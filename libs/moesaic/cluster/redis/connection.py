@@ -211,7 +211,8 @@ def is_of_a_key(error: object) -> bool:
 
 
 def _diagnosis(where: str, error: BaseException) -> MoesaicError:
-    while isinstance(error.__cause__, RedisError):  # on a Unix socket redis-py wraps the cause
+    # On a Unix socket redis-py wraps the cause.
+    while isinstance(error.__cause__, RedisError):
         error = error.__cause__
     if isinstance(error, BusyLoadingError):
         return NotReady(f"{where}: still loading its data")

@@ -59,7 +59,8 @@ class Streams:
         """
         newest_ms = self._newest_ms.get(stream, 0)
         if max_entries is None and newest_ms > time.time() * 1000 + AHEAD_MS:
-            max_entries = _MOST_HINTS  # somebody chose the last id, and no later one is larger
+            # Somebody chose the last id, and no later one is larger.
+            max_entries = _MOST_HINTS
         key, by_age = self.connection.key(stream), max_entries is None and newest_ms > 0
         fields = {
             "t": str(type(message).__struct_config__.tag),
@@ -102,7 +103,8 @@ class Streams:
                 backoff.reset()
             except PeerLost as error:
                 log.debug("redis.lost", cause=error.cause)
-                last_id = None  # a Redis that lost its data counts its own ids
+                # A Redis that lost its data counts its own ids.
+                last_id = None
                 await backoff.pause()
             idle = not entries
             for entry_id, fields in entries:
@@ -255,7 +257,8 @@ class _EntryReader(Generic[T]):
         if opened.number <= self._newest.get(opened.writer, -1):
             REFUSED.labels("repeated").inc()
             return False
-        self._newest.pop(opened.writer, None)  # who wrote last stands last
+        # Who wrote last stands last.
+        self._newest.pop(opened.writer, None)
         self._newest[opened.writer] = opened.number
         if len(self._newest) > _MAX_WRITERS:
             del self._newest[next(iter(self._newest))]

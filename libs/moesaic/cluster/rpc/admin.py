@@ -57,7 +57,8 @@ class ServiceStatus:
         self.waiting_for: list[str] = []  # reasons why it is not ready, for people
         self.epoch = 0  # highest placement epoch seen
         self.model_digest = ""
-        self.dtype = self.quantization = ""  # of a worker, once its weights are loaded
+        # Of a worker, once its weights are loaded.
+        self.dtype = self.quantization = ""
         self.data_address = self.weights_address = ""
         self.metrics_address = ""
         self.model = ""  # its name, for people
@@ -92,7 +93,8 @@ class ServiceStatus:
         try:
             yield
         finally:
-            with suppress(ValueError):  # somebody wrote the list anew
+            # Somebody wrote the list anew.
+            with suppress(ValueError):
                 self.waiting_for.remove(what)
 
     def undrain(self) -> None:
@@ -240,7 +242,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
     async def _drain(self) -> None:
         if not self._status.drained:
-            self._status.set_state("draining")  # health shows it before any work is refused
+            # Health shows it before any work is refused.
+            self._status.set_state("draining")
             for hook in self.on_drain:
                 await hook(True)
 

@@ -59,7 +59,8 @@ class Authenticating(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # g
         _refused.labels(status.name.lower()).inc()
 
         async def refuse(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-            if time.monotonic() > self._said_at + _SAY_AGAIN_S:  # callers must not fill the log
+            # Callers must not fill the log.
+            if time.monotonic() > self._said_at + _SAY_AGAIN_S:
                 self._said_at = time.monotonic()
                 log.warning(
                     "call.refused", method=method[:100], peer=context.peer(), cause=str(refused)

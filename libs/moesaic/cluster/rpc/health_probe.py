@@ -56,7 +56,8 @@ def _dialled(host: str) -> str:
         return "::1" if ":" in host else "127.0.0.1"
     if is_address(host):
         return host
-    own = own_addresses_of(host)  # others under the same name are other replicas
+    # Others under the same name are other replicas.
+    own = own_addresses_of(host)
     if not own:
         raise ValueError(f"this machine has no address under the name {host}")
     return own[0]

@@ -182,7 +182,8 @@ async def _say_what_it_waits_for(status: ServiceStatus) -> None:
     while True:
         await asyncio.sleep(_SETTLE_S)
         now = list(status.waiting_for)
-        if now == before != said:  # a wait of a moment is not worth a line
+        # A wait of a moment is not worth a line.
+        if now == before != said:
             said = now
             log.info("service.waiting" if now else "service.waited", waiting_for=now)
         before = now

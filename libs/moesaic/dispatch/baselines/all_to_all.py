@@ -198,7 +198,8 @@ class AllToAllDispatcher:
         """Join a round without rows, if others have begun one and the engine here has none."""
         others = [key[0] for key in self._meetings if key[0] > self._round]
         free = not self._wanted and self._without_rows is None
-        if others and free and not self._missing():  # else when the last one is linked
+        # Else when the last one is linked.
+        if others and free and not self._missing():
             self._round = min(others)
             self._without_rows = asyncio.ensure_future(self._step_without_rows(self._round))
 
@@ -207,7 +208,8 @@ class AllToAllDispatcher:
             for layer in self._layers:
                 await self._meet(round_, layer, self._nothing)
         except MoesaicError:
-            pass  # workers that have rows in this round are told
+            # Workers that have rows in this round are told.
+            pass
         finally:
             self._without_rows = None
             if not self._wanted:
@@ -291,7 +293,8 @@ class AllToAllDispatcher:
         start = len(rows[0])
         for share, batch in zip(shares, batches[1:], strict=True):
             end = start + len(batch[0])
-            if not meeting.sums[share].done():  # the sender may be gone
+            # The sender may be gone.
+            if not meeting.sums[share].done():
                 meeting.sums[share].set_result(combined[start:end])
             start = end
         return combined[: len(rows[0])].clone()

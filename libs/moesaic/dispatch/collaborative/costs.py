@@ -49,7 +49,8 @@ class PeerCosts:
     def __init__(self) -> None:
         """Know nothing yet."""
         self.profile, self.exchanges, self.probes = LinkProfile(), 0, 0
-        self._rows = self._seconds = 0.0  # means of exchanges
+        # Means of exchanges
+        self._rows = self._seconds = 0.0
         self._rows_squared = self._product = 0.0
 
     def probed(self, rtt_s: float, bytes_per_s: float) -> None:
@@ -78,5 +79,6 @@ class PeerCosts:
         spread = self._rows_squared - self._rows**2
         row_s = (self._product - self._rows * self._seconds) / spread if spread > 1e-9 else 0.0
         row_s = min(max(row_s, 0.0), self._seconds / max(self._rows, 1.0))
-        message_s = max(0.0, self._seconds - row_s * self._rows)  # 0 may come out as -1e-18
+        # 0 may come out as -1e-18.
+        message_s = max(0.0, self._seconds - row_s * self._rows)
         self.profile = LinkProfile(known.rtt_s, known.bytes_per_s, message_s, row_s)

@@ -224,7 +224,8 @@ class CollaborativeDispatcher:
         if not beside:
             batch.compute(layer, view.table, slot_ids)
         elif len(slot_ids) < BESIDE_ROWS or batch.hidden.is_cuda:
-            await asyncio.sleep(0)  # rows leave first
+            # Rows leave first
+            await asyncio.sleep(0)
             batch.compute(layer, view.table, slot_ids)
         else:
             computing = partial(_in_inference, batch.compute, layer, view.table, slot_ids)
@@ -338,7 +339,8 @@ class CollaborativeDispatcher:
                 failed.add(FILES)
                 return experts[at:]
             batch.compute_loaded(layer, some, LayerSlots.of(weights_ids, loaded))
-            del loaded  # before the next ones come
+            # Before the next ones come.
+            del loaded
         series(metrics.CHOICES, "cached").inc(sum(wanted[expert] for expert in cached))
         series(metrics.CHOICES, "loaded").inc(sum(wanted[expert] for expert in read))
         return []

@@ -192,7 +192,8 @@ class Peers:
         now_s = asyncio.get_running_loop().time()
         if self._rests_until_s.get(worker_id, 0.0) <= now_s:
             log.warning("site.failed", peer=worker_id, layer=layer, epoch=epoch, cause=str(cause))
-        if link.alive:  # it refused: another epoch, or no memory
+        # It refused: another epoch, or no memory.
+        if link.alive:
             self._rests_until_s[worker_id] = now_s + FAILED_REST_S
 
 

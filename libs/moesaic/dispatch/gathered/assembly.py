@@ -81,7 +81,8 @@ async def assemble(
             parts.callback(shard.close)
         else:
             shard = await on_own_thread(MemoryShard.load, plan.held, files)
-        reader = ThreadPoolExecutor(1, thread_name_prefix="shard")  # it computes nothing
+        # It computes nothing
+        reader = ThreadPoolExecutor(1, thread_name_prefix="shard")
         parts.callback(reader.shutdown)
         shape = len(plan.gathered), plan.expert_bytes
         memory = [torch.empty(shape, dtype=torch.uint8) for _ in range(plan.num_buffers)]

@@ -155,7 +155,8 @@ class GatheredDispatcher:
         assert isinstance(step, _GatheredStep)
         experts = step.experts
         if promised is not None:
-            assert experts.loaded is not None  # or the step had no rung
+            # Or the step had no rung.
+            assert experts.loaded is not None
             split_choices(topk_ids, topk_weights, promised, experts.loaded.layers[layer])
         if layer == self._first or self._ring is None:
             self._began = True
@@ -169,7 +170,8 @@ class GatheredDispatcher:
             await fill.ended()
             waited_s = time.perf_counter() - begun
             self._waits[layer].inc(waited_s)
-        fill.done.result()  # raises the error of the fill
+        # Raises the error of the fill.
+        fill.done.result()
         self._layers[layer].inc()
         self._stamps.append((entered, waited_s))
         table = experts.tables[fill.buffer]

@@ -60,7 +60,8 @@ async def _measure(decoder: Decoder, gathered: GatheredParts, rows: int) -> Cali
         dispatcher.end_step(step)
     plan, transfer_s = gathered.plan, gathered.mover.transfer_s
     if plan.num_buffers == len(plan.gathered_layers):
-        transfer_s = {}  # there is room for all layers: what has come once stays
+        # There is room for all layers: what has come once stays.
+        transfer_s = {}
     times = tuple(transfer_s.get(layer, 0.0) for layer in plan.gathered_layers)
     return Calibration(rows, dispatcher.compute_s, times)
 

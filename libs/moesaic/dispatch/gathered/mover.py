@@ -80,14 +80,16 @@ class Mover:
             if fill.after is not None:
                 await fill.after.ended()
                 fill.after = None
-            if not fill.wanted:  # the buffer still has another layer's experts
+            # The buffer still has another layer's experts.
+            if not fill.wanted:
                 error = ExpertUnavailable(fill.layer, cause="it is no longer wanted")
                 return
             started = time.perf_counter()
             # All of them to the end, failed or not: then nothing writes to the buffer any more.
             outcomes = await asyncio.gather(*self._parts(fill), return_exceptions=True)
             now = time.perf_counter()
-            taken_s = now - max(started, self._idle_since_s)  # those before it come first
+            # Those before it come first.
+            taken_s = now - max(started, self._idle_since_s)
             self._idle_since_s = now
             failures = [outcome for outcome in outcomes if outcome is not None]
             if not failures:

@@ -23,14 +23,16 @@ class Fill:
     wanted: bool = True  # else it may end early, with an error
 
     def __post_init__(self) -> None:
-        self.done.set_running_or_notify_cancel()  # a waiter that leaves does not end it
+        # A waiter that leaves does not end it.
+        self.done.set_running_or_notify_cancel()
 
     async def ended(self) -> None:
         """Wait on any event loop until ``done`` is set, to success or an error."""
         loop, over = asyncio.get_running_loop(), asyncio.Event()
 
         def tell(_: object) -> None:
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            # The loop is closed: nobody waits any more.
+            with suppress(RuntimeError):
                 loop.call_soon_threadsafe(over.set)
 
         self.done.add_done_callback(tell)
@@ -84,7 +86,8 @@ class Ring:
         self._ahead.append(fill)
         if before is not None and before.layer == layer and _succeeded(before):
             fill.after = None
-            fill.done.set_result(None)  # there is room for all layers: it is still there
+            # There is room for all layers: it is still there.
+            fill.done.set_result(None)
             return
         self._start(fill)
 

@@ -206,7 +206,8 @@ class RoutedDispatcher:
             combined = await self._two_phase.dispatch(
                 step.route, layer, hidden_states.cpu(), direct
             )
-        if self.waits.num == counted:  # else they went directly after all
+        # Else they went directly after all.
+        if self.waits.num == counted:
             self.waits.count(step.route, layer, hidden_states.nbytes, started)
         return combined.to(hidden_states.device, hidden_states.dtype)
 
@@ -264,7 +265,8 @@ class RoutedDispatcher:
             seen = from_wire(batch.packed).to(seen)
         weights, ids = self._gates[batch.layer](seen)
         told = await self._ask(step, replace(batch, routing=(weights.cpu(), ids.cpu())))
-        if _differ(told):  # not over the gate, then
+        # Not over the gate, then.
+        if _differ(told):
             raise ExpertUnavailable(batch.layer, cause="its workers hold different placements")
         return told
 
@@ -274,7 +276,8 @@ class RoutedDispatcher:
         """The same bits as ``local``: results of a row's experts come here one by one."""
         topk_weights, topk_ids = self._gates[layer](hidden_states)
         if promised is not None:
-            assert step.route.rung is not None  # or nobody would have promised anything
+            # Or nobody would have promised anything.
+            assert step.route.rung is not None
             assert self._rung_of is not None
             rung = self._rung_of(layer, step.route.rung, None, None)
             split_choices(topk_ids, topk_weights, promised, rung)

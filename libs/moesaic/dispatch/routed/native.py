@@ -162,7 +162,8 @@ class NativeAsking:
     def apart(self, asks: RouteAsks, step_id: bytes) -> ApartArgs:
         """Describe the exchanges of one step, whose id has 16 bytes; ``note`` takes them back."""
         low, high = _halves(step_id)
-        assert self._network is not None  # or it had planned nothing
+        # Or it had planned nothing.
+        assert self._network is not None
         others, num_others = self._network.channels
         return ApartArgs(
             others=others,

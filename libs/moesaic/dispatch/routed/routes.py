@@ -119,7 +119,8 @@ class Routes:
         if self._newest is None or placement.epoch > self._newest.epoch:
             self._newest, self._newest_since_s = placement, time.monotonic()
             self._planned_s = 0.0
-            _ = self.current  # dials now: an idle engine begins no step that would
+            # Dials now: an idle engine begins no step that would.
+            _ = self.current
 
     def pin(self, step_id: bytes, placement: Placement) -> None:
         """Keep the links of a placement until the step has ended."""

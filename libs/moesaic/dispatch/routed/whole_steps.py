@@ -51,7 +51,8 @@ class RoutedSteps:
         """Compute by ``whole`` on the routes of ``dispatcher``."""
         self._dispatcher, self._whole, self._hidden_size = dispatcher, whole, hidden_size
         self._took_s = 0.0  # the last step
-        self._failures = self._left_out = 0  # in a row; steps for Python before the next try
+        # In a row; steps for Python before the next try.
+        self._failures = self._left_out = 0
 
     @property
     def layers_done(self) -> int:

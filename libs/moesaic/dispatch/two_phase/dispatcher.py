@@ -153,11 +153,13 @@ class TwoPhaseDispatcher:
                 self.steps.few_until_s = 0.0
         left_s = self.steps.directly_for_s(rows, now_s)
         left_s = _FEW_S if self._mode == "direct" else left_s
-        if left_s:  # nothing is brought together; it need not wait to learn that
+        # Nothing is brought together; it need not wait to learn that.
+        if left_s:
             return join_reply(request, JoinReply("direct", left_s))
         sums = await self._rounds.join(request.layer, contribution)
         advice = self._advice(contribution.members)
-        if sums is None:  # the round goes directly, whatever else has become of the advice
+        # The round goes directly, whatever else has become of the advice.
+        if sums is None:
             advice = JoinReply("direct", advice.for_s if advice.next == "direct" else 0.0)
         return join_reply(request, advice, sums)
 

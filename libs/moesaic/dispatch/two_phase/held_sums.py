@@ -48,7 +48,8 @@ class HeldSums:
                 held.reply.set_exception(
                     error if known else MoesaicError("the worker failed; see its log")
                 )
-                held.reply.exception()  # nobody may come for it
+                # Nobody may come for it.
+                held.reply.exception()
             raise
         if not held.reply.done():
             held.reply.set_result(reply)

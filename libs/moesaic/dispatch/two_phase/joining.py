@@ -137,7 +137,8 @@ class Joining:
         deadline_s = _GIVEN_UP * patience_s
         asking = asyncio.ensure_future(self._network.exchange([(lead, request)], deadline_s))
         asking.add_done_callback(lambda done: self._answered(done, rows, loop.time() - started))
-        self._asking.add(asking)  # not cancelled with the step: that would cost the link
+        # Not cancelled with the step: that would cost the link.
+        self._asking.add(asking)
         stall_s = self.trips.patience_s(rows, first=first)
         await asyncio.wait({asking}, timeout=min(stall_s, patience_s))
         if not asking.done():

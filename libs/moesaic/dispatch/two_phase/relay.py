@@ -118,9 +118,11 @@ class ExpertRelay:
         frame = replace(plain(request), tensors=tensors, body=body)
         calls = [(link, replace(frame, seq=next(self._seq))) for link in links.values()]
         asking = asyncio.ensure_future(self._network.exchange(calls, left_s))
-        self._asking.add(asking)  # to its end, whatever happens here: cancelling would cost links
+        # To its end, whatever happens here: cancelling would cost links.
+        self._asking.add(asking)
         asking.add_done_callback(self._asking.discard)
-        await asyncio.sleep(0)  # let the frames leave: computing holds up this event loop
+        # Let the frames leave: computing holds up this event loop.
+        await asyncio.sleep(0)
         own = self._compute(plain(request))
         outcomes = await asyncio.shield(asking)
         replies = {self._own_index(request): own}

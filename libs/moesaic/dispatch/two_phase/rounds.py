@@ -55,13 +55,15 @@ class _Round:
         for each in self.contributions:
             if not each.sums.done():
                 each.sums.set_exception(error)
-                each.sums.exception()  # its worker may have gone
+                # Its worker may have gone.
+                each.sums.exception()
 
     def settle(self, sums: Tensor | None, members: Sequence[Contribution]) -> None:
         start = 0
         for each in members:
             end = start + len(each.hidden)
-            if not each.sums.done():  # its worker may have gone
+            # Its worker may have gone.
+            if not each.sums.done():
                 each.sums.set_result(None if sums is None else sums[start:end])
             start = end
 

@@ -49,7 +49,8 @@ class Sender:
             MoesaicError: somebody failed; nothing is known of the sum.
         """
         self._turn += 1
-        step_id = os.urandom(16)  # rows of several steps may be in it
+        # Rows of several steps may be in it.
+        step_id = os.urandom(16)
         rows = to_wire(hidden, self._wire)
 
         def frame(body: bytes = b"", kind: FrameKind = FrameKind.REQUEST) -> Frame:
@@ -67,7 +68,8 @@ class Sender:
         budget_s = RELAY_SHARE * deadline_s
         num_notes = 0
         for workers in nodes.others:
-            first = workers[self._turn % len(workers)]  # in turn: relaying is work
+            # In turn: relaying is work.
+            first = workers[self._turn % len(workers)]
             if len(workers) == 1:
                 body = b""
             elif way == "relay":

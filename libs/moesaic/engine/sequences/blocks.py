@@ -105,7 +105,8 @@ class BlockPool:
     def give_back(self, blocks: Sequence[int]) -> None:
         """Stop holding blocks, the last first: a beginning is worth more than its continuation."""
         for block in reversed(blocks):
-            self._holders[block] -= 1  # fails on one without a holder
+            # Fails on one without a holder.
+            self._holders[block] -= 1
             if self._holders[block]:
                 continue
             del self._holders[block]

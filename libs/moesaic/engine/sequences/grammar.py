@@ -174,7 +174,8 @@ def _pass_on(done: asyncio.Future[T], to: asyncio.Future[T]) -> None:
         to.cancel()
     elif (error := done.exception()) is not None:
         to.set_exception(error)
-        to.exception()  # if nobody waits any longer, nobody need hear of it
+        # If nobody waits any longer, nobody need hear of it.
+        to.exception()
     else:
         to.set_result(done.result())
 
@@ -289,7 +290,8 @@ class GrammarCompiler:
     def _tokenizer(self) -> "LLTokenizer | None":
         """The tokenizer; None if it cannot be read, which is tried again."""
         if self._read is None:
-            with suppress(ValueError):  # its text has our paths
+            # Its text has our paths.
+            with suppress(ValueError):
                 self._read = load_tokenizer(self._path, self._vocab_size, self._eos_token_ids)
         return self._read
 

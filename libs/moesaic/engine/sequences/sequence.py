@@ -351,7 +351,8 @@ def reusable(sequence: AnySequence) -> list[bytes]:
 def sequence_of(request: Request, arrival: int, *, swept: bool) -> AnySequence:
     """Make the sequence of a fresh request; ``swept``: it stores no KV."""
     part_of = request.part_of or request.key.request_id
-    whole = f"{request.key.stream}/{part_of}"  # ids are unique within a stream
+    # Ids are unique within a stream.
+    whole = f"{request.key.stream}/{part_of}"
     claim = Claim(request.tenant, whole, request.priority, arrival)
     if isinstance(request.task, GenerationTask):
         tokens = list(request.token_ids)

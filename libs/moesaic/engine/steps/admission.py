@@ -62,11 +62,13 @@ def check_request(request: Request, limits: EngineLimits, num_blocks: int) -> No
     if isinstance(task, ScoringTask):
         extra = _longest_candidate(task, limits)
         most_blocks = blocks_for(prompt)
-        if extra > 1:  # behind the prompt's full blocks, one candidate at a time at worst
+        # Behind the prompt's full blocks, one candidate at a time at worst.
+        if extra > 1:
             most_blocks += blocks_for(prompt + extra - 1) - prompt // BLOCK_SIZE
     else:
         extra = task.max_tokens
-        least = 1 if task.prompt_logprobs is None else 0  # the prompt alone is of interest
+        # The prompt alone is of interest.
+        least = 1 if task.prompt_logprobs is None else 0
         if extra < least:
             raise InvalidInput("max_tokens", f"must be at least {least}, got {extra}")
         most_blocks = blocks_for(prompt + extra)
@@ -116,7 +118,8 @@ def displaced_by(
     def make_room(needs: int, free: int, amount: Callable[[AnySequence], int], full: str) -> None:
         if needs <= free:
             return
-        if kinds == {(newcomer.tenant, newcomer.priority)}:  # equals do not give way
+        # Equals do not give way.
+        if kinds == {(newcomer.tenant, newcomer.priority)}:
             raise Overloaded(full)
         waiting = [sequence for queue in queues for sequence in queue]
         leaving = who_gives_way(

@@ -193,7 +193,8 @@ class Batcher:
             return
         # KV that was computed in a degraded way, or after such, is for nobody else.
         full = int(min(sequence.computed, sequence.account.clean)) // BLOCK_SIZE
-        if full > len(sequence.hashes):  # tokens were generated meanwhile
+        # Tokens were generated meanwhile.
+        if full > len(sequence.hashes):
             self._hasher.extend(sequence.hashes, sequence.root, sequence.tokens)
         for idx in range(sequence.num_published, full):
             self.pool.publish(sequence.blocks[idx], sequence.hashes[idx])
@@ -229,7 +230,8 @@ class Batcher:
         # Kept for the candidate that is next, or it would wait as long as generations come.
         whole = max((sequence.least_rows for sequence in running), default=0)
         for sequence in sharing.going_on:
-            if budget > whole and sequence in self.running:  # not preempted meanwhile
+            # Not preempted meanwhile
+            if budget > whole and sequence in self.running:
                 sequence.last_step = step
                 budget -= self._add(planned, sequence, 1)
         if self.waiting or has_prompts:
@@ -286,7 +288,8 @@ class Batcher:
                 num_rows += rows
                 cost += self._costs.of(planned.chunks[begun:])
                 rooms = {tenant: room for tenant, room in rooms.items() if left(room, 1.0) > 0}
-        if tenants:  # else nobody had a chance
+        # Else nobody had a chance.
+        if tenants:
             self.lacks_blocks = admission.lacks_blocks and bool(self.running)
 
     def _note_shares(self, planned: PlannedStep, quantum: int) -> None:

@@ -53,10 +53,12 @@ class StepPace:
         """Steps should take ``target_s``; with 0 they have ``most_rows``, however long that takes."""
         self._target_s, self._most_rows = target_s, most_rows
         self._largest = FIRST_ROWS / GROWTH  # of the rows measured lately
-        self._alone_s, self._row_s = 0.0, math.ulp(1.0)  # of a step without rows, and of each row
+        # Of a step without rows, and of each row.
+        self._alone_s, self._row_s = 0.0, math.ulp(1.0)
         self._least_s = math.inf  # of a whole step, lately
         self._alike = False  # the steps that were measured
-        self._n = self._rows = self._s = self._rows_rows = self._rows_s = 0.0  # weighted sums
+        # Weighted sums
+        self._n = self._rows = self._s = self._rows_rows = self._rows_s = 0.0
 
     def rows(self, allowance: RowAllowance = ALONE) -> int:
         """Return how many rows the next step may have, if it has any of prompts."""

@@ -174,7 +174,8 @@ class LightSteps:
         """Steps should take ``target_s``; with 0 there are no light ones."""
         self._most_s = TARGETS_SAVED * target_s
         self._left_s = 0.0  # that light steps may take
-        self._light_s = self._common_s = 0.0  # means
+        # Means
+        self._light_s = self._common_s = 0.0
         self._trust = 1.0
 
     @property

@@ -75,7 +75,8 @@ class LogicalExperts:
         dtype = dtype or torch.float32
         if (file := self._files.get(way)) is not None:
             return self._in_place(file.read(layer, group, dtype, device), device)
-        if layer == self._config.moe_layers[0] and not group:  # once for each way
+        # Once for each way.
+        if layer == self._config.moe_layers[0] and not group:
             log.warning("united.not_distilled", way=way, instead="the mean of each group")
         return self._in_place(self._mean(layer, way, group, dtype, device), device)
 
@@ -103,7 +104,8 @@ class LogicalExperts:
         """
         apart = None
         if rung.rule == "instances" and homes is not None:
-            apart = torch.unique(homes, return_inverse=True)[1].int()  # there may be more workers
+            # There may be more workers.
+            apart = torch.unique(homes, return_inverse=True)[1].int()
         return LayerRung(self._config.moe.num_experts, rung, lost, apart)
 
     def _mean(

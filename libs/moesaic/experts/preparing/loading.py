@@ -122,7 +122,8 @@ class PlacementLoader:
     def _require_memory(self, missing: Sequence[ExpertKey]) -> None:
         rest = len(missing) - len(self._kept)
         if self._beyond_bytes(rest) > 0:
-            gc.collect()  # frames of an error may still refer to experts of an epoch that is gone
+            # Frames of an error may still refer to experts of an epoch that is gone.
+            gc.collect()
             if (beyond_bytes := self._beyond_bytes(rest)) > 0:
                 raise PlacementInfeasible(rest, beyond_bytes)
 

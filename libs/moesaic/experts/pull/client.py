@@ -127,7 +127,9 @@ class PullClient:
 def _copy(packed: Tensor, into: Tensor) -> None:
     """Copy bytes, wherever both are; done when this returns."""
     if packed.device == into.device == torch.device("cpu"):
-        into.numpy()[:] = packed.numpy()  # torch would copy with a team of threads, and keep it
+        # Torch would copy with a team of threads, and keep it.
+        into.numpy()[:] = packed.numpy()
         return
     into.copy_(packed)
-    settle(into.device)  # kernels of another thread will compute with it
+    # Kernels of another thread will compute with it.
+    settle(into.device)

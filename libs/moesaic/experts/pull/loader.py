@@ -155,7 +155,8 @@ class Pulling:
         if device.type == "cpu":
             return huge_pages.zeros((nbytes,), torch.uint8)
         made = torch.zeros(nbytes, dtype=torch.uint8, device=device)
-        settle(device)  # it is filled on another thread
+        # It is filled on another thread.
+        settle(device)
         return made
 
     def _pull(self, holder: PlacedWorker, layer: int, expert: int, into: Tensor) -> Tensor:

@@ -99,7 +99,8 @@ class SlotShard:
 
     def read_into(self, layer: int, start: int, into: Tensor) -> None:
         """See ``Shard.read_into``, and ``read``."""
-        done, to = 0, into.numpy()  # torch would copy with a team of threads, and keep it
+        # Torch would copy with a team of threads, and keep it.
+        done, to = 0, into.numpy()
         for part in self._parts(layer, start, len(into)):
             to[done : done + len(part)] = part.numpy(force=True)
             done += len(part)

@@ -54,7 +54,8 @@ class FileShard:
         start += self._starts[layer]
         view = memoryview(into.numpy())  # type: ignore[arg-type]  # numpy's stubs hide the buffer
         done = 0
-        while done < view.nbytes:  # one read returns at most 2 GiB
+        # One read returns at most 2 GiB.
+        while done < view.nbytes:
             count = os.preadv(self._file.fileno(), [view[done:]], start + done)
             if not count:
                 raise OSError(f"{self._file.name} has become shorter while in use")

@@ -48,11 +48,13 @@ def _improved(
     column = tl.arange(0, INSTANCES_POW2)
     improving = True
     while improving:
-        tl.debug_barrier()  # what was stored is loaded again, by other threads
+        # What was stored is loaded again, by other threads.
+        tl.debug_barrier()
         highest = tl.max(tl.where(is_live, loads, -1), axis=0)
         start = tl.min(tl.where(is_live & (loads == highest), column, LARGEST), axis=0)
         reached = (column == start).to(tl.int32)
-        came = tl.zeros((INSTANCES_POW2,), tl.int32)  # which expert would move here
+        # Which expert would move here.
+        came = tl.zeros((INSTANCES_POW2,), tl.int32)
         target = start
         growing = True
         while growing:
@@ -85,7 +87,8 @@ def _improved(
                 moved = tl.sum(tl.where(column == target, came, 0), axis=0)
                 source = tl.load(instance + moved)
                 physical = tl.load(replicas + moved * num_instances + target)
-                tl.debug_barrier()  # every thread has read it
+                # Every thread has read it.
+                tl.debug_barrier()
                 tl.store(instance + moved, target)
                 tl.store(replica + moved, physical)
                 target = source
@@ -116,7 +119,8 @@ def _assign_kernel(
     tokens = tl.load(counts + expert, mask=real, other=0).to(tl.int64)
     activated = tokens > 0
     num_replicas = tl.zeros((EXPERTS_POW2,), tl.int32)
-    holder = tl.zeros((EXPERTS_POW2,), tl.int32)  # the last; where there is one, the only one
+    # The last; where there is one, the only one.
+    holder = tl.zeros((EXPERTS_POW2,), tl.int32)
     for n in range(num_instances):
         held = tl.load(replicas + expert * num_instances + n, mask=real, other=-1)
         here = (held >= 0) & (tl.load(live + n).to(tl.int32) != 0)
@@ -131,7 +135,8 @@ def _assign_kernel(
 
     bound = activated & (num_replicas == 1)
     free = activated & (num_replicas > 1)
-    lowest_price = tl.full((), 2**63 - 1, tl.int64)  # of experts that have a choice
+    # Of experts that have a choice.
+    lowest_price = tl.full((), 2**63 - 1, tl.int64)
     highest_price = tl.full((), -1, tl.int64)
     for n in range(num_instances):
         cost = tl.maximum(tokens * tl.load(row_costs + n), tl.load(weight_costs + n))

@@ -90,7 +90,8 @@ def _decide_kernel(
         key = (rows << ID_BITS) | ((1 << ID_BITS) - 1 - expert)
         in_order = tl.sort(tl.reshape(key, (GROUPS * WAY,)), descending=True)
         worth = in_order >> ID_BITS
-        if APART:  # by places among those of an instance, then as they were
+        # By places among those of an instance, then as they were.
+        if APART:
             own = (1 << ID_BITS) - 1 - (in_order & ((1 << ID_BITS) - 1))
             home = tl.load(homes + own, mask=worth > 0, other=-1)
             place = tl.zeros((GROUPS * WAY,), tl.int64)
@@ -101,7 +102,8 @@ def _decide_kernel(
             # Of 63 bits 13 are for the place, 13 for the order so far, 24 for the expert.
             ranked = ((MOST - place) << 37) | ((MOST - so_far) << ID_BITS)
             in_order = tl.where(worth > 0, ranked | ((1 << ID_BITS) - 1 - own), 0)
-            tl.debug_barrier()  # every thread has read the keys of the phase before
+            # Every thread has read the keys of the phase before.
+            tl.debug_barrier()
             tl.store(keys + own, in_order, mask=worth > 0)
             tl.debug_barrier()
             key = tl.load(keys + expert, mask=rows > 0, other=0)
@@ -112,7 +114,8 @@ def _decide_kernel(
                 counts = rows_by_level + tl.load(levels + at) * num_experts
                 worth += tl.load(counts + own, mask=in_order > 0, other=0)
         total = tl.sum(worth, axis=0)
-        before = tl.cumsum(worth, axis=0) - worth  # what those before each have together
+        # What those before each have together.
+        before = tl.cumsum(worth, axis=0) - worth
         for at in range(begin, end):
             parts = tl.load(levels + num_levels + at).to(tl.int64)
             lacking = before * _WHOLE < parts * total
@@ -121,7 +124,8 @@ def _decide_kernel(
             wanted = tl.load(counts + expert, mask=real, other=0) > 0
             stays = stays | (wanted & (key >= last))
     stays = stays & there
-    if UNITED:  # an expert stays that would be the only one of its group to go
+    # An expert stays that would be the only one of its group to go.
+    if UNITED:
         going = chosen & ~stays
         alone = tl.sum(going.to(tl.int32), axis=1, keep_dims=True) == 1
         stays = stays | (going & alone & there)
@@ -160,7 +164,8 @@ def _rewrite_kernel(
     expert = tl.load(topk_ids + at, mask=real, other=0)
     weight = tl.load(topk_weights + at, mask=real, other=0.0)
     goes = real & (tl.load(stay + expert, mask=real, other=1) == 0)
-    if SAME_SUM:  # each row keeps its heaviest choice
+    # Each row keeps its heaviest choice.
+    if SAME_SUM:
         there = real & (tl.load(serves + expert, mask=real, other=0) > 0)
         most = tl.max(tl.where(there, weight, -float("inf")), axis=1)
         heaviest = there & (weight == most[:, None])
@@ -193,7 +198,8 @@ def _rewrite_kernel(
             changes = real & (num_going > 0)[:, None]
         weight = left
     so_far = tl.load(degraded + row, mask=row < num_rows, other=0)
-    tl.debug_barrier()  # every thread has read what is written over now
+    # Every thread has read what is written over now.
+    tl.debug_barrier()
     tl.store(topk_ids + at, server, mask=goes)
     tl.store(topk_weights + at, weight, mask=changes)
     tl.store(degraded + row, so_far + num_going, mask=(row < num_rows) & (num_going > 0))

@@ -86,7 +86,8 @@ def _place_kernel(
     program = tl.program_id(0)
     slot = tl.arange(0, SLOTS_POW2)
     total = tl.zeros((SLOTS_POW2,), tl.int32)
-    before = tl.zeros((SLOTS_POW2,), tl.int32)  # of them, in the chunks before this one
+    # Of them, in the chunks before this one.
+    before = tl.zeros((SLOTS_POW2,), tl.int32)
     for chunk in range(num_chunks):
         count = tl.load(counts + chunk * SLOTS_POW2 + slot)
         total += count

@@ -45,7 +45,8 @@ def _kept_groups(
     """True for the experts of the best groups."""
     group = expert // SIZE
     kept = expert < 0
-    if GROUP_BEST == 1:  # the groups of the best experts, one group at a time
+    # The groups of the best experts, one group at a time.
+    if GROUP_BEST == 1:
         for _ in tl.static_range(TOPK_GROUP):
             best = _column(_largest(ranks, expert, real & ~kept)) // SIZE
             kept = kept | (group == best)

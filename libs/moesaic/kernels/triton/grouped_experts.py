@@ -163,7 +163,8 @@ def _gate_up_kernel(
     if LIMIT == 0.0:
         out = gate * tl.sigmoid(gate) * up
     else:
-        gate = tl.where(gate > LIMIT, LIMIT, gate)  # NaN stays
+        # NaN stays
+        gate = tl.where(gate > LIMIT, LIMIT, gate)
         up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
         out = gate * tl.sigmoid(SLOPE * gate) * (up + 1.0)
     tl.store(
@@ -244,7 +245,8 @@ def _combine_kernel(
     rows = tl.load(row_of_choice + token * TOP_K + choice, mask=mine, other=-1)
     waiting = tl.where(rows < 0, 0x7FFFFFFF, rows)
     total = tl.zeros((COLUMNS,), tl.float32)
-    for _ in tl.static_range(TOP_K):  # rows ascend with their slots
+    # Rows ascend with their slots.
+    for _ in tl.static_range(TOP_K):
         row = tl.min(waiting, axis=0)
         weight = tl.sum(tl.where(waiting == row, weights, 0.0), axis=0)
         held = row < 0x7FFFFFFF
@@ -298,7 +300,8 @@ def grouped_products(
     activated = hidden_states.new_empty(num_rows, size)
     expert_out = hidden_states.new_empty(num_rows, hidden)
     blocks = (order.slot_of_block, order.rows_of_block)
-    biases = slots.biases or (slots.gate_up, slots.down)  # without biases they are not read
+    # Without biases they are not read.
+    biases = slots.biases or (slots.gate_up, slots.down)
     slope, limit = slots.activation or (0.0, 0.0)
     _gate_up_kernel[(num_blocks * triton.cdiv(size, tiles[0].columns),)](
         hidden_states,

@@ -75,7 +75,8 @@ def _attend_keys(
     weight = tl.zeros((TILE_ROWS,), tl.float32)
     for start in range(begin // TILE_KEYS * TILE_KEYS, end, TILE_KEYS):
         key = start + tl.arange(0, TILE_KEYS)
-        inside = (key >= begin) & (key < end)  # outside, the cache may hold anything, NaN too
+        # Outside, the cache may hold anything, NaN too.
+        inside = (key >= begin) & (key < end)
         block = tl.load(block_table + key // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
         row = cached + (block * BLOCK_SIZE + key % BLOCK_SIZE)[:, None] * cached_stride
         keys = tl.load(
@@ -105,7 +106,8 @@ def _attend_keys(
             seen = seen & (key[None, :] > position[:, None] - WINDOW)
         scores = tl.where(seen, scores * scale_log2, float("-inf"))
         now = tl.maximum(largest, tl.max(scores, axis=1))
-        base = tl.where(now == float("-inf"), 0.0, now)  # a row that has seen no key yet
+        # A row that has seen no key yet.
+        base = tl.where(now == float("-inf"), 0.0, now)
         weights = tl.exp2(scores - base[:, None])
         shrink = tl.exp2(largest - base)
         weight = weight * shrink + tl.sum(weights, axis=1)
@@ -176,7 +178,8 @@ def _attend_kernel(
     main = tl.arange(0, MAIN)
     query_row = queries + (token * query_stride + head * head_stride)[:, None]
     query = tl.load(query_row + main[None, :], mask=(main < MAIN_DIM)[None, :], other=0.0)
-    query_extra = query  # not read
+    # Not read
+    query_extra = query
     if EXTRA > 0:
         extra = tl.arange(0, EXTRA)
         query_extra = tl.load(
@@ -291,7 +294,8 @@ def paged_attention(
     split = SPLIT if rows.max_rows <= _FEW_ROWS and num_pieces > 1 else 0
     num_pairs = rows.max_rows * (num_heads // layout.num_kv_heads)
     shape = _shape(num_pairs, layout, queries.dtype)
-    pieces = piece_scores = out  # not touched unless split
+    # Not touched unless split.
+    pieces = piece_scores = out
     if split:
         num_places = num_sequences * rows.max_rows * num_heads * num_pieces
         pieces = queries.new_empty(num_places, layout.value_dim, dtype=torch.float32)
@@ -374,4 +378,5 @@ def _shape(num_pairs: int, layout: KVLayout, dtype: torch.dtype) -> dict[str, An
 
 
 def _padded(dim: int) -> int:
-    return max(16, triton.next_power_of_2(dim))  # 16 is the least that a matrix unit takes
+    # 16 is the least that a matrix unit takes.
+    return max(16, triton.next_power_of_2(dim))

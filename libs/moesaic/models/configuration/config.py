@@ -25,7 +25,8 @@ def load_config(directory: Path) -> ModelConfig:
         CheckpointError: not a directory, no ``config.json``, or a field that is missing, invalid,
             not supported, or contradicts another one.
     """
-    if not os.path.isdir(directory):  # no error for a name that is too long
+    # No error for a name that is too long.
+    if not os.path.isdir(directory):
         raise CheckpointError(
             str(directory), "is not a directory; give a model directory in Hugging Face format"
         )
@@ -94,7 +95,8 @@ def _refuse_unsupported(fields: Fields) -> None:
 
 
 def _read_dtype(fields: Fields, weight_format: WeightFormat | None) -> Dtype:
-    if not fields.has("dtype"):  # as gpt-oss: what is not codes there is bfloat16
+    # As gpt-oss: what is not codes there is bfloat16.
+    if not fields.has("dtype"):
         return "bfloat16" if weight_format else "float32"
     return cast("Dtype", fields.choice("dtype", get_args(Dtype)))
 

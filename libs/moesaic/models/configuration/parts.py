@@ -62,7 +62,8 @@ def latent(fields: Fields) -> LatentAttention:
     nope, rope = fields.size("qk_nope_head_dim"), fields.size("qk_rope_head_dim")
     heads = fields.size("num_attention_heads")
     rotated_width(fields, rope, partly=False)
-    for name, expected, why in (  # transformers writes them beside what they are made of
+    # Transformers writes them beside what they are made of.
+    for name, expected, why in (
         ("head_dim", rope, "qk_rope_head_dim"),
         ("qk_head_dim", nope + rope, "qk_nope_head_dim and qk_rope_head_dim together"),
         ("num_key_value_heads", heads, "num_attention_heads"),

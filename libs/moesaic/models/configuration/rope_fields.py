@@ -108,7 +108,8 @@ def rotated_width(fields: Fields, head_dim: int, *, partly: bool) -> int | None:
     Raises:
         CheckpointError: it is invalid, not supported, or said twice and differently.
     """
-    name, width = "partial_rotary_factor", "rotary_dim"  # older files have the latter
+    # Older files have the latter.
+    name, width = "partial_rotary_factor", "rotary_dim"
     places = [place for place in map(partial(_inner, fields), _GROUPS) if place.gives(name)]
     if fields.gives(name) or (fields.has(name) and not places):
         places.append(fields)

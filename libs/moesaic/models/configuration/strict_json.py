@@ -42,7 +42,8 @@ def parse_object(raw: bytes, file: str, what: str = "") -> dict[str, Any]:
 
     try:
         value = json.loads(raw.decode(), object_pairs_hook=unique, parse_int=_number)
-        if _HALVES.search(raw):  # half a character, which nobody can print, or both halves
+        # Half a character, which nobody can print, or both halves.
+        if _HALVES.search(raw):
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError as error:
         raise CheckpointError(file, f"{what}is nested too deep") from error
@@ -50,7 +51,8 @@ def parse_object(raw: bytes, file: str, what: str = "") -> dict[str, Any]:
         raise CheckpointError(file, f"{what}is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(file, f"{what}expected a JSON object, got {type(value).__name__}")
-    for key, holder in repeated[-1:]:  # the outermost is closed last
+    # The outermost is closed last.
+    for key, holder in repeated[-1:]:
         path = ".".join([*_path_to(holder, value), key])
         raise CheckpointError(file, f"{what}has the key {path} twice: leave one out")
     return value

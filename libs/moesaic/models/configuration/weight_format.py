@@ -91,7 +91,8 @@ def read_weight_format(fields: Fields) -> WeightFormat | None:
 
 def _read_fp8(fields: Fields) -> WeightFormat:
     _require(fields, "fmt", ("e4m3", "float8_e4m3fn"))
-    _require(fields, "scale_fmt", ("float", "ue8m0"))  # the scales' own dtype says which
+    # The scales' own dtype says which.
+    _require(fields, "scale_fmt", ("float", "ue8m0"))
     _require(fields, "expert_dtype", ("fp8",))
     _refuse_cache_scheme(fields)
     if not fields.has("weight_block_size"):
@@ -109,7 +110,8 @@ def _read_awq(fields: Fields) -> WeightFormat:
     _bits(fields, "bits", (4,))
     for name in ("version", "format", "checkpoint_format"):
         _require(fields, name, ("gemm",))
-    _require(fields, "backend", _AWQ_KERNELS)  # llm-awq is not among them: its packing differs
+    # llm-awq is not among them: its packing differs.
+    _require(fields, "backend", _AWQ_KERNELS)
     if fields.has("zero_point") and not fields.flag("zero_point"):
         raise fields.error("zero_point", "expected true: AWQ without zero points is not supported")
     _refuse_exceptions(fields)
@@ -145,11 +147,13 @@ def _refuse_exceptions(fields: Fields) -> None:
         if fields.has(head) and fields.flag(head):
             raise fields.error(head, "a quantised output head is not supported")
     for pattern in fields.group("dynamic"):
-        if not pattern.startswith("-:"):  # these patterns leave modules unquantised
+        # These patterns leave modules unquantised.
+        if not pattern.startswith("-:"):
             raise fields.error("dynamic", f"modules of another form are not supported: {pattern!r}")
     for module, form in fields.group("extra_config").items():
         bits = form.get("bits") if isinstance(form, Mapping) else None
-        if type(bits) is not int or bits < 16:  # unquantised
+        # Unquantised
+        if type(bits) is not int or bits < 16:
             raise fields.error(
                 "extra_config", f"modules of another form are not supported: {module!r}"
             )
@@ -159,7 +163,8 @@ def _read_compressed(fields: Fields) -> WeightFormat:
     _refuse_cache_scheme(fields)
     sparsity = fields.under("sparsity_config", fields.group("sparsity_config"))
     _require(sparsity, "format", ("dense",))
-    _require(fields, "format", (*_SCHEMES, "mixed-precision"))  # mixed-precision: see each group
+    # mixed-precision: see each group.
+    _require(fields, "format", (*_SCHEMES, "mixed-precision"))
     groups = fields.group("config_groups")
     if not groups:
         raise fields.error("config_groups", "is missing")

@@ -96,7 +96,8 @@ def _groups(
     """Group the last ``counts`` tokens of each sequence, which are the rows of one tensor."""
     facts = np.array([[0, *accumulate(counts)][:-1], counts, lengths], dtype=np.int32)
     groups = [[i for i, count in enumerate(counts) if count]]
-    if device.type == "cuda":  # single rows have a launch of their own there
+    # Single rows have a launch of their own there.
+    if device.type == "cuda":
         singles = [i for i, count in enumerate(counts) if count == 1]
         groups = [singles, [i for i, count in enumerate(counts) if count > 1]]
     return tuple(
@@ -115,7 +116,8 @@ def _rows(
     if mine is not None:
         facts, tables = np.ascontiguousarray(facts[:, mine]), tables[mine]
     _, max_rows, max_length = facts.max(axis=1).tolist()
-    first_rows, num_rows, lengths = torch.from_numpy(facts).to(device)  # one copy for the three
+    # One copy for the three.
+    first_rows, num_rows, lengths = torch.from_numpy(facts).to(device)
     block_tables = torch.from_numpy(tables).to(device)
     return PagedRows(first_rows, num_rows, lengths, block_tables, max_rows, max_length)
 
@@ -124,6 +126,7 @@ def _padded(block_tables: Sequence[Sequence[int]], num_blocks: Sequence[int]) ->
     """Return the blocks in use, then zeros, ``[B, M]``."""
     tables = np.zeros((len(num_blocks), max(num_blocks)), dtype=np.int32)
     for row, table, used in zip(tables, block_tables, num_blocks, strict=True):
-        assert len(table) >= used  # a single block would fill the row
+        # A single block would fill the row.
+        assert len(table) >= used
         row[:used] = table[:used]
     return tables

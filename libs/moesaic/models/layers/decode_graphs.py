@@ -29,7 +29,8 @@ class DecodeGraphs:
         self._shapes = DecodeShapes(max_rows, max_length)
         self._steps: dict[int, tuple[StaticDecode, torch.cuda.CUDAGraph, Tensor]] = {}
         pool = None
-        for size in reversed(self._shapes.sizes):  # the largest first: the others fit its memory
+        # The largest first: the others fit its memory.
+        for size in reversed(self._shapes.sizes):
             step = StaticDecode(decoder, cache, size, max_length)
             compute = partial(_at_once_by, step, moe)
             compile_kernels(decoder.device, compute)
@@ -53,7 +54,8 @@ class DecodeGraphs:
         step, graph, logits = self._steps[self._shapes.size_of(batch)]
         step.fill(batch)
         graph.replay()
-        return logits[: len(batch.sequence_rows)].clone()  # the next replay writes over them
+        # The next replay writes over them.
+        return logits[: len(batch.sequence_rows)].clone()
 
 
 def _at_once_by(step: StaticDecode, moe: MoELayer) -> Tensor:

@@ -63,10 +63,12 @@ class SegmentedDecode:
             segment.attend()
             routed = moe(segment.layer, self._normed[segment.layer][:count])
             if segment.share is not None:
-                segment.share()  # while the experts are computed
+                # While the experts are computed.
+                segment.share()
             self._returned[:count].copy_(await routed)
         self._finish()
-        return self._logits[:count].clone()  # the next step writes over them
+        # The next step writes over them.
+        return self._logits[:count].clone()
 
     def capture(self, pool: Any) -> Any:
         """Make each segment a graph whose memory is in ``pool``; None: a new one.
@@ -147,7 +149,8 @@ class DecodeSegments:
         self._shapes = DecodeShapes(max_rows, max_length)
         self._steps: dict[int, SegmentedDecode] = {}
         pool = None
-        for size in reversed(self._shapes.sizes):  # the largest first: the others fit its memory
+        # The largest first: the others fit its memory.
+        for size in reversed(self._shapes.sizes):
             step = self._steps[size] = SegmentedDecode(decoder, cache, size, max_length)
             if decoder.device.type == "cuda":
                 pool = step.capture(pool)

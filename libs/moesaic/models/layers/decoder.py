@@ -153,7 +153,8 @@ class Decoder:
             norm = reader.vector(FINAL_NORM, config.hidden_size)
         [(embedding, head)] = ends
         in_order = [layers[index] for index in range(config.num_layers)]
-        if config.logits_scaling != 1.0:  # dividing here divides the logits
+        # Dividing here divides the logits.
+        if config.logits_scaling != 1.0:
             norm = norm.float() / config.logits_scaling
         return cls(config, in_order, embedding, norm, head, division)
 
@@ -328,7 +329,8 @@ class Decoder:
         hidden, normed = self.attend(index, hidden, delta, rows)
         if layer.dense is not None:
             return hidden, layer.dense(normed)
-        routed = moe(index, normed)  # may be in flight while the shared expert is computed
+        # May be in flight while the shared expert is computed.
+        routed = moe(index, normed)
         if layer.shared is None:
             return hidden, await routed
         return hidden, layer.shared(normed) + await routed

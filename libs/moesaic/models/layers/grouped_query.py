@@ -74,7 +74,8 @@ class GroupedQueryLayer:
         if attending is not None:
             self._store(self.kv(hidden_states), 0, rotation, offsets, cache)
             hidden_states, rotation = hidden_states[attending], rotation.of(attending)
-            offsets = torch.full_like(attending, -1)  # written already
+            # Written already
+            offsets = torch.full_like(attending, -1)
         qkv = self.qkv(hidden_states)
         queries = self._store(qkv, self.shape.num_heads, rotation, offsets, cache)
         layout = KVLayout.grouped(self.shape.num_kv_heads, self.shape.head_dim)

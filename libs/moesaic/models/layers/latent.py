@@ -46,7 +46,8 @@ class LatentLayer:
 
         def down_bias() -> Tensor:
             kv = reader.vector("kv_a_proj_with_mqa.bias", shape.kv_width)
-            if rank is None:  # a full query projection has none
+            # A full query projection has none.
+            if rank is None:
                 return torch.cat((kv.new_zeros(q_size), kv))
             return torch.cat((reader.vector(f"{q_name}.bias", q_size), kv))
 

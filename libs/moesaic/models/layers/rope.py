@@ -75,12 +75,14 @@ def _yarn_bounds(yarn: Yarn, theta: float, dim: int) -> tuple[float, float]:
     if yarn.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
-    return low, high if high != low else high + 0.001  # a ramp of no width would divide by zero
+    # A ramp of no width would divide by zero.
+    return low, high if high != low else high + 0.001
 
 
 def _slowed_as_llama3(frequencies: Tensor, how: Llama3) -> Tensor:
     """Divide the frequencies of long waves, keep those of short ones, and mix the two between."""
-    turns = how.original_max_positions * frequencies / (2 * math.pi)  # in the first context
+    # In the first context.
+    turns = how.original_max_positions * frequencies / (2 * math.pi)
     kept = (turns - how.low_freq_factor) / (how.high_freq_factor - how.low_freq_factor)
     kept = kept.clamp(0, 1)
     return frequencies * kept + frequencies / how.factor * (1 - kept)

@@ -60,7 +60,8 @@ class StaticDecode:
         self._decoder, self._cache, self._max_length = decoder, cache, max_length
         max_blocks = -(-max_length // cache.block_size)
         self._host = torch.zeros(num_rows, _FACTS + max_blocks, dtype=torch.int64)
-        self._host[:, 2] = -1  # nothing is kept until there are real rows
+        # Nothing is kept until there are real rows.
+        self._host[:, 2] = -1
         self.inputs = self._host.to(decoder.device)  # int64 [num_rows, 3 + blocks]
         self._each = torch.arange(num_rows, device=decoder.device)
         self._one_each = torch.ones(num_rows, dtype=torch.int32, device=decoder.device)

@@ -54,7 +54,8 @@ def stay_on_interface(address: str) -> None:
             "tensor_parallel_address", f"leads to {address}, which no interface of this machine has"
         )
     os.environ["GLOO_SOCKET_IFNAME"] = interface
-    os.environ["NCCL_SOCKET_IFNAME"] = f"={interface}"  # "=": this name, not all that begin so
+    # "=": this name, not all that begin so.
+    os.environ["NCCL_SOCKET_IFNAME"] = f"={interface}"
 
 
 def own_address_towards(host: str, port: int) -> str:

@@ -71,7 +71,8 @@ class CallMessages(NamedTuple):
             text = render(self.of(PROBE), add_generation_prompt=False, tools=[TOOL])
         except TemplateRefusal:
             return False
-        wrong = (f"{{'{_KEY}'", f'\\"{_KEY}')  # an object as Python writes it, a text within a text
+        # An object as Python writes it, a text within a text.
+        wrong = (f"{{'{_KEY}'", f'\\"{_KEY}')
         return _NAME in text and _VALUE in text and not any(part in text for part in wrong)
 
     def _message(
@@ -104,7 +105,8 @@ def _object_of(written: str, field: str, room: JsonRoom) -> dict[str, Any]:
         return {}
     try:
         arguments = decode_text(written, field, room)
-        if isinstance(arguments, str):  # an object that was encoded twice
+        # An object that was encoded twice.
+        if isinstance(arguments, str):
             arguments = decode_text(arguments, field, room)
     except ValueError:
         arguments = decode_beginning(written, field)

@@ -134,7 +134,8 @@ def _plain(message: Message) -> Message:
     content = message.get("content") or ""
     told = {**message, "content": joined(content) if isinstance(content, list) else content}
     if told["content"] and told.get("tool_calls"):
-        told.pop("thinking", None)  # the template of gpt-oss refuses both fields together
+        # The template of gpt-oss refuses both fields together.
+        told.pop("thinking", None)
     return told
 
 

@@ -83,7 +83,8 @@ class Tokenizer:
         )
         self._openings: dict[str, list[str]] = {}  # controls by their first two characters
         for control in sorted(self.controls):
-            if len(control) > 1:  # one character cannot be parted
+            # One character cannot be parted.
+            if len(control) > 1:
                 self._openings.setdefault(control[:2], []).append(control)
 
     @classmethod
@@ -109,7 +110,8 @@ class Tokenizer:
             tokenizer = tokenizers.Tokenizer.from_buffer(raw)
         except Exception as error:  # the library raises plain Exception
             raise CheckpointError(path.name, f"is not a valid tokenizer: {error}") from error
-        tokenizer.no_padding()  # files may keep what training used
+        # Files may keep what training used.
+        tokenizer.no_padding()
         tokenizer.no_truncation()
         tokenizer.encode_special_tokens = files.split_special_tokens
         added = [tokenizers.AddedToken(token.content, **token.flags) for token in files.added]
@@ -173,7 +175,8 @@ class Tokenizer:
         for opening, controls in self._openings.items():
             if opening in text:
                 for control in controls:
-                    while control in text:  # again where one overlaps itself
+                    # Again where one overlaps itself.
+                    while control in text:
                         text = text.replace(control, f"{control[0]}{_SEAM}{control[1:]}")
         return text
 

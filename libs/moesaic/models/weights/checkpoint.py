@@ -80,7 +80,8 @@ class Checkpoint:
             CheckpointError: there is no such tensor, its shape is not ``shape``, its payload cannot
                 be read, or something in it is not finite.
         """
-        self._find(name, shape)  # before there is memory for it
+        # Before there is memory for it.
+        self._find(name, shape)
         return self.read_into(name, reusable(shape, dtype)).to(device)
 
     def read_into(self, name: str, into: Tensor) -> Tensor:

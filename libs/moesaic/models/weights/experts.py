@@ -72,7 +72,8 @@ def load_expert(
     names = [layer_prefix(layer) + name.format(expert) for name in layout.experts]
     dtype, shapes = dtype or checkpoint.dtype_of(names), ((2 * size, hidden), (hidden, size))
     both, down = _lend(shapes, dtype) if lent else [torch.empty(s, dtype=dtype) for s in shapes]
-    if len(names) == 2:  # all experts of the layer in two tensors
+    # All experts of the layer in two tensors.
+    if len(names) == 2:
         for name, into in zip(names, (both, down), strict=True):
             checkpoint.read_slice_into(name, expert, config.moe.num_experts, into)
     else:
@@ -118,7 +119,8 @@ def _load_apart(
     biases = [prefix + name for name in layout.biases]
     if dtype is None:
         dtype = torch.float32 if weight_format else checkpoint.dtype_of((*names, *biases))
-    if len(names) == 2:  # all experts of the layer in two tensors
+    # All experts of the layer in two tensors.
+    if len(names) == 2:
         reader = _OfAll(checkpoint, config, expert, layout.by_turns, dtype, device)
         found = reader.read(names, biases)
     elif weight_format is not None and (scales := _shared_scales(checkpoint, config, layer)):
@@ -175,7 +177,8 @@ class _OfAll:
 
     def _matrix(self, name: str, num_out: int, num_in: int, halves: int) -> StoredWeight:
         num, form, place = self.config.moe.num_experts, self.config.weight_format, self.expert
-        if self.by_turns and name in self.checkpoint:  # codes are never transposed
+        # Codes are never transposed.
+        if self.by_turns and name in self.checkpoint:
             return self._slice(name, num, num_in, num_out).T.contiguous()
         shape = num, num_out, num_in
         return read_entry(

@@ -136,7 +136,8 @@ def _telling(on_bytes: OnBytes | None, total: int) -> Any:
             nonlocal most
             if not self._of_bytes or on_bytes is None:
                 return
-            with lock:  # files come side by side, and bytes are counted by more than one bar
+            # Files come side by side, and bytes are counted by more than one bar.
+            with lock:
                 self._come += int(n or 0)
                 most = max(most, self._come)
                 on_bytes(min(most, total), total)
@@ -163,7 +164,8 @@ def _verify(repository: Repository, directory: Path, files: Sequence["RepoFile"]
             path for (path, sha256), found in zip(stored, digests, strict=True) if found != sha256
         ]
     for path in wrong:
-        path.resolve().unlink(missing_ok=True)  # what the snapshot's entry points to
+        # What the snapshot's entry points to.
+        path.resolve().unlink(missing_ok=True)
         path.unlink(missing_ok=True)
     if wrong:
         names = ", ".join(path.name for path in wrong)

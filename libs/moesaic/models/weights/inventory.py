@@ -38,7 +38,8 @@ def check_tensors(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> N
             that of ``config``; names the first few.
     """
     left = tensors.keys() - set(_unused(config, tensors))
-    left.difference_update(tensor_names(config, tensors))  # may be far more than there are
+    # May be far more than there are.
+    left.difference_update(tensor_names(config, tensors))
     unread = sorted(left)
     if unread == [HEAD] and EMBEDDING in tensors:
         if same_payload(tensors[HEAD], tensors[EMBEDDING]):

@@ -87,7 +87,8 @@ def _read(descriptor: int, name: str, stored: StoredTensor, start: int, piece: T
     while filled < buffer.nbytes:
         count = os.preadv(descriptor, [buffer[filled:]], start + filled)
         if not count:
-            raise _changed(name, stored)  # it has become shorter since it was opened
+            # It has become shorter since it was opened.
+            raise _changed(name, stored)
         filled += count
 
 
@@ -97,7 +98,8 @@ def _take(piece: Tensor, part: Tensor) -> int:
     Returns:
         Numbers that are not finite there.
     """
-    exact = part.dtype in (piece.dtype, torch.float32)  # then these are the same before and after
+    # Then these are the same before and after.
+    exact = part.dtype in (piece.dtype, torch.float32)
     if not exact or not computes_on(part.device):
         if part is not piece:
             part.copy_(piece)

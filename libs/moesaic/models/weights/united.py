@@ -217,7 +217,8 @@ def write_united(
     fresh = path.with_suffix(".new")
     try:
         save_file(tensors, fresh, metadata={"moesaic": told})
-        fresh.chmod(0o644)  # services may run as another user
+        # Services may run as another user.
+        fresh.chmod(0o644)
         fresh.replace(path)
     finally:
         fresh.unlink(missing_ok=True)

@@ -35,7 +35,8 @@ class Damping:
             if known is not None:
                 self._troubles[worker_id] = self._troubles.get(worker_id, 0) + 1
         for worker_id, seen_s in list(self._seen_s.items()):
-            if now_s - seen_s > FORGIVEN_AFTER_S:  # ids may be made of random letters
+            # Ids may be made of random letters.
+            if now_s - seen_s > FORGIVEN_AFTER_S:
                 for known_of in (self._generation, self._troubles, self._since_s, self._seen_s):
                     known_of.pop(worker_id, None)
 

@@ -34,7 +34,8 @@ def fill(num_experts: int, held: Sequence[Slots], capacities: Sequence[int]) -> 
     if (missing := len(held) * num_experts - int(capacity.sum())) > 0:
         raise PlacementInfeasible(missing, 0)
     for n in range(len(capacity)):
-        while holds[:, n].sum() > capacity[n]:  # it may have less memory than before
+        # It may have less memory than before.
+        while holds[:, n].sum() > capacity[n]:
             _drop_most_replicated(holds, n)
     free = capacity - holds.sum(axis=(0, 2))
     for layer, expert in np.argwhere(~holds.any(axis=1)).tolist():

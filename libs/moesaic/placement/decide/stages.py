@@ -62,7 +62,8 @@ def stages(
         found = Staging(held, goal, room, len(target.workers), worth).way(eager)
         if found is not None:
             return [*(_placement(target, workers, held) for held in found[:-1]), target]
-    raise PlacementInfeasible(1, 0)  # one free place anywhere would do
+    # One free place anywhere would do.
+    raise PlacementInfeasible(1, 0)
 
 
 def _leavers(current: Placement, target: Placement) -> list[PlacedWorker]:

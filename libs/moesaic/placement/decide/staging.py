@@ -120,7 +120,8 @@ class Staging:
         strays = {e for n, held in enumerate(self._held) for e in held - self._goal[n]}
         for expert in sorted(strays):
             astray = {n for n in self._holders[expert] if expert not in self._goal[n]}
-            if expert not in self._settled:  # the one that can best afford it keeps it
+            # The one that can best afford it keeps it.
+            if expert not in self._settled:
                 astray.remove(max(sorted(astray), key=lambda n: self._slack(n, eager)))
             for n in astray:
                 self._held[n].remove(expert)

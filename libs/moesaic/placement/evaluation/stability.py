@@ -90,7 +90,8 @@ def _best_match(cost: Floats) -> list[int]:
     """
     size = len(cost)
     row_price, column_price = np.zeros(size + 1), np.zeros(size + 1)
-    row_of = np.zeros(size + 1, np.int64)  # of each column, counted from 1; 0 is none
+    # Of each column, counted from 1; 0 is none.
+    row_of = np.zeros(size + 1, np.int64)
     for row in range(1, size + 1):
         row_of[0] = row
         column = 0

@@ -80,7 +80,8 @@ def _entropies(problem: PlacementProblem) -> Floats:
     silent = demand.sum(axis=(1, 2)) == 0
     if silent.any() and not silent.all():
         entropy[silent] = entropy[~silent].mean(axis=0)
-    entropy[entropy.sum(axis=1) == 0] = 1.0  # equal parts
+    # Equal parts
+    entropy[entropy.sum(axis=1) == 0] = 1.0
     return entropy
 
 

@@ -71,7 +71,8 @@ def pack(board: Board, weights: Floats, replicas: Counts) -> None:
         weights: rows of each expert, ``[E]``.
         replicas: of each expert, ``[E]``.
     """
-    rows = weights / replicas  # of one replica
+    # Of one replica
+    rows = weights / replicas
     order = np.lexsort((np.arange(len(weights)), -rows))
     for expert in np.repeat(order, replicas[order]).tolist():
         chosen = board.cheapest(expert, rows @ board.held)

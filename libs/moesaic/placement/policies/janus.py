@@ -88,7 +88,8 @@ def spread(weights: Floats, replicas: Counts, together: Floats, slots: tuple[int
             added[:, chosen] += together[:, expert]
             continue
         swap = _cheapest_swap(board, expert, added, together)
-        if swap is None:  # instances of different sizes may need longer moves
+        # Instances of different sizes may need longer moves.
+        if swap is None:
             board.make_room(expert)
         else:
             board.swap_in(expert, *swap)
@@ -153,7 +154,8 @@ def _best_swap(
         The expert that leaves ``full``, the one that comes instead or None, and the other instance; None
         if nothing helps.
     """
-    tolerance = 1e-9 * float(loads[full])  # traffic may have faded to very little
+    # Traffic may have faded to very little.
+    tolerance = 1e-9 * float(loads[full])
     limit = float(loads[full]) - tolerance
     best: tuple[int, int | None, int] | None = None
     mine = np.flatnonzero(board.held[:, full])

@@ -37,7 +37,8 @@ def replicate(weights: Floats, slots: Sequence[int]) -> Counts:
     if room[-1] < num_experts:
         raise PlacementInfeasible(num_experts - int(room[-1]), 0)
     replicas = np.ones(num_experts, np.int64)
-    alike = len(set(slots)) == 1  # then the cap is all there is to heed
+    # Then the cap is all there is to heed.
+    alike = len(set(slots)) == 1
     heap = [(-float(weight), 1, expert) for expert, weight in enumerate(weights)]
     heapq.heapify(heap)
     left = int(room[-1]) - num_experts
@@ -47,7 +48,8 @@ def replicate(weights: Floats, slots: Sequence[int]) -> Counts:
             continue
         replicas[expert] += 1
         if not alike and not _fit(replicas, room):
-            replicas[expert] -= 1  # nor will it fit later, beside more replicas of others
+            # Nor will it fit later, beside more replicas of others.
+            replicas[expert] -= 1
             continue
         left -= 1
         weight, count = float(weights[expert]), int(replicas[expert])

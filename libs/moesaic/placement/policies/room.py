@@ -87,7 +87,8 @@ def covering(counts: Counts, problem: PlacementProblem) -> Counts:
     Raises:
         PlacementInfeasible: names the shortfall.
     """
-    shares = even_shares(problem)  # always, so that all policies refuse the same problems
+    # Always, so that all policies refuse the same problems.
+    shares = even_shares(problem)
     shifted = _shifted(counts, problem)
     return shares if shifted is None else shifted
 
@@ -147,7 +148,8 @@ def _shifted(counts: Counts, problem: PlacementProblem) -> Counts | None:
             given, row = offer
             offers.append((given, n, row))
             if given <= problem.sizes[lacking]:
-                break  # nobody gives up much less
+                # Nobody gives up much less.
+                break
         if not offers:
             return None
         _, n, row = min(offers)

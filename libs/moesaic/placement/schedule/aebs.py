@@ -178,7 +178,8 @@ def _improve(
         highest = load.max(where=lives, initial=-1)
         start = int(np.flatnonzero(lives & (load == highest))[0])
         reached = np.arange(len(load)) == start
-        came = np.full(len(load), NONE)  # which expert would move here
+        # Which expert would move here.
+        came = np.full(len(load), NONE)
         while True:
             movable = reached[np.maximum(instance, 0)] & (instance >= 0)
             takers = held & movable[:, None] & ~reached

@@ -81,7 +81,8 @@ def _noise(recent: Floats, before: Floats) -> float:
         before: ``[units, L, E]``, at least two spans.
     """
     upto = np.concatenate([np.zeros_like(before[:1]), before.cumsum(axis=0)])
-    spans = upto[len(recent) :] - upto[: -len(recent)]  # of neighbours, as one request may last
+    # Of neighbours, as one request may last.
+    spans = upto[len(recent) :] - upto[: -len(recent)]
     distances = _distances(spans, before.sum(axis=0) - spans)
     level = max(2 * distances.max(), distances.mean() + 4 * distances.std())
     return float(level * max(1.0, _spread(recent) / max(_spread(before), 1e-12)))

@@ -60,7 +60,8 @@ class _Layer:
         self.pair_total += int((chosen * (chosen - 1) // 2).sum())
         if len(self.pairs):
             first, second = np.triu_indices(ids.shape[1], 1)
-            pairs = ids[:, first] * num_experts + ids[:, second]  # i < j, for rows are sorted
+            # I < j, for rows are sorted.
+            pairs = ids[:, first] * num_experts + ids[:, second]
             if not real.all():
                 pairs = pairs[real[:, first] & real[:, second]]
             self.pairs += np.bincount(pairs.reshape(-1), minlength=len(self.pairs)).astype(np.int32)
@@ -120,7 +121,8 @@ class ActivationRecorder:
             topk_ids: any integer ``[T, k]``, the experts of a row distinct. Copied. An id outside
                 ``0..E-1`` counts for nothing.
         """
-        ids = topk_ids.astype(np.int32)  # a copy, of any type
+        # A copy, of any type.
+        ids = topk_ids.astype(np.int32)
         if not ids.size:
             return
         counted = self._layers.get(layer)

@@ -59,7 +59,8 @@ class Meeting:
                     async with asyncio.timeout(_SPEAK_S):
                         said, bells = await _receive(visitor)
                 except TimeoutError:
-                    continue  # a stranger
+                    # A stranger
+                    continue
                 if len(bells) != 1 or not hmac.compare_digest(said, self._token):
                     _close(bells)
                     continue

@@ -113,7 +113,8 @@ class RingPlane:
         if self._selector is not None:
             self._selector.plane = None
         self._loop.remove_reader(self.bell)
-        bell, self.bell = self.bell, -1  # a later turn may still want to read it
+        # A later turn may still want to read it.
+        bell, self.bell = self.bell, -1
         os.close(bell)
 
     @property

@@ -94,7 +94,8 @@ class UcxWorker:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._worker.epoll_file_descriptor, self._progress)
         self._stopped = self._destroyed = False
-        self._memory, self._parcels = memory, dict[int, UcxParcels]()  # by ``connection_of`` tags
+        # By ``connection_of`` tags
+        self._memory, self._parcels = memory, dict[int, UcxParcels]()
         self._channels, self._plane = channels, None
         if channels is not None and memory is None:
             self._plane = UcxPlane.of(
@@ -216,7 +217,8 @@ class UcxWorker:
         if self._plane is not None:
             self._plane.close()
         _abandoned.append((self._context, self._worker, held))
-        ucp = ctypes.CDLL("libucp.so.0")  # loaded already
+        # Loaded already
+        ucp = ctypes.CDLL("libucp.so.0")
         ucp.ucp_worker_destroy(ctypes.c_void_p(self._worker.handle))
         ucp.ucp_cleanup(ctypes.c_void_p(self._context.handle))
         os.close(self._worker.epoll_file_descriptor)
@@ -238,7 +240,8 @@ class UcxWorker:
 
     def _progress(self) -> None:
         """Progress as long as messages move, then arm; the file descriptor or ``wake`` calls this again."""
-        if self._wakeup:  # the file descriptor was faster: two turns would each ask for the next
+        # The file descriptor was faster: two turns would each ask for the next.
+        if self._wakeup:
             self._wakeup.cancel()
         self._wakeup = None
         for _ in range(_ROUNDS):
@@ -246,7 +249,8 @@ class UcxWorker:
             self._finish()
             if moved:
                 continue
-            if self._worker.arm():  # else something has come since
+            # Else something has come since.
+            if self._worker.arm():
                 return
         self.wake()
 
@@ -280,7 +284,8 @@ class UcxWorker:
             parcels.arrived(found) if parcels else self.drop(found)
 
     def _finish(self) -> None:
-        transfers, self._transfers = self._transfers, []  # finishing one may start another
+        # Finishing one may start another.
+        transfers, self._transfers = self._transfers, []
         for transfer in transfers:
             if not transfer.request.completed:
                 self._transfers.append(transfer)
@@ -367,7 +372,8 @@ class UcxEndpoint:
         """Report the end of the connection, in a later turn of the event loop."""
         asyncio.get_running_loop().call_soon(self._report, cause)
         if self.channel is not None and self._open:
-            self.channel.lose()  # a loop that sleeps in a C function would not look
+            # A loop that sleeps in a C function would not look.
+            self.channel.lose()
 
     def _detach(self, *, drop: bool) -> None:
         self._open = False

@@ -63,7 +63,8 @@ class Door:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _accept(self) -> None:
-        for _ in range(_AT_A_TIME):  # then those that were here before are heard
+        # Then those that were here before are heard.
+        for _ in range(_AT_A_TIME):
             try:
                 sock, _ = self._listener.accept()
             except BlockingIOError:
@@ -131,7 +132,8 @@ class Door:
         """Let a stranger become a guest."""
         task = self._strangers.pop(sock, None)
         if not isinstance(task, asyncio.Task):
-            return  # it was dropped
+            # It was dropped
+            return
         if len(self._guests) >= MAX_GUESTS:
             self._drop(next(iter(self._guests)), "other guests came")
         self._guests[sock] = task
@@ -139,7 +141,8 @@ class Door:
     def _drop(self, sock: socket.socket, cause: str) -> None:
         waiting = self._strangers.pop(sock, None) or self._guests.pop(sock)
         waiting.cancel()
-        if isinstance(waiting, asyncio.TimerHandle):  # else its task closes it
+        # Else its task closes it.
+        if isinstance(waiting, asyncio.TimerHandle):
             self._loop.remove_reader(sock)
             sock.close()
         self._count(cause)

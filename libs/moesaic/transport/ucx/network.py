@@ -223,7 +223,8 @@ class UcxNetwork:
             except UCXError as error:
                 if name not in PARCELS:
                     raise
-                log.warning("parcels.impossible", cause=str(error))  # within frames, then
+                # Within frames, then
+                log.warning("parcels.impossible", cause=str(error))
         return opened
 
     def _open(self, name: str) -> UcxWorker:
@@ -293,8 +294,8 @@ class UcxNetwork:
     ) -> None:
         """Let a stranger prove itself, then serve it."""
         with ExitStack() as counted:
-
-            def sealed() -> None:  # those of strangers take nobody's time
+            # Those of strangers take nobody's time.
+            def sealed() -> None:
                 counted.enter_context(self._handshakes.one())
                 on_seal()
 

@@ -171,7 +171,8 @@ class UcxParcels:
 
     def _complete(self, waiting: _Waiting) -> None:
         if waiting not in self._waiting:
-            return  # the connection has ended
+            # The connection has ended.
+            return
         self._waiting.remove(waiting)
         if waiting.timer is not None:
             waiting.timer.cancel()

@@ -120,7 +120,8 @@ def _with_cuda(options: dict[str, str]) -> dict[str, str]:
     """Add CUDA's transports to options that name others."""
     # Only by asking the receiver first can UCX go from device to device; it knows best from which size on.
     others = {name: value for name, value in options.items() if name != "RNDV_THRESH"}
-    tls = options.get("TLS", "^")  # what begins with "^" excludes, and leaves these in
+    # What begins with "^" excludes, and leaves these in.
+    tls = options.get("TLS", "^")
     return others if tls.startswith("^") else others | {"TLS": tls + _CUDA_TLS}
 
 

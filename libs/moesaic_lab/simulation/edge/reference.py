@@ -48,7 +48,8 @@ class _Loop:
             count += 1
         s.control[ARRIVED] = arrived
         s.control[EVENTS] += count
-        self.heap.sort()  # which is a heap, too
+        # Which is a heap, too.
+        self.heap.sort()
         s.control[SIZE] = len(self.heap)
         for place, event in enumerate(self.heap):
             s.heap[place] = event
@@ -176,7 +177,8 @@ class _Loop:
                 s.done_s[gpu] = self._compute(home, at_s, self._experts_s(experts, rows))
                 s.local[home] += rows
                 continue
-            absent = 1.0 - rows / (total * s.top_k)  # of a row's choices, those that go elsewhere
+            # Of a row's choices, those that go elsewhere.
+            absent = 1.0 - rows / (total * s.top_k)
             part = 1.0
             for _ in range(s.top_k):
                 part *= absent

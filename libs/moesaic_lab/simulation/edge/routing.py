@@ -104,7 +104,8 @@ class TaskRouting:
             for length in (*_lengths(mean_prompt, random), *[1] * ANSWERS):
                 gate = wanted + random.gumbel(size=(num_layers, length, num_experts))
                 chosen = np.argpartition(-gate, top_k - 1, axis=2)[:, :, :top_k]
-                passes.append(chosen.astype(np.int32))  # a copy: the rest is not kept
+                # A copy: the rest is not kept.
+                passes.append(chosen.astype(np.int32))
         return cls._of([f"task-{n}" for n in range(num_tasks)], passes, num_experts)
 
     @classmethod

@@ -37,7 +37,8 @@ class Crossing:
         all_bytes = rows * self.row_bytes
         together_s = self._intra(m - 1, all_bytes * (m - 1) / m) if m > 1 else 0.0
         spread_s = self._intra(inside - 1, all_bytes) if inside > 1 else 0.0
-        of_each = -(-n // m)  # expert workers that one attention worker sends to
+        # Expert workers that one attention worker sends to.
+        of_each = -(-n // m)
         to_all_s = self._inter(of_each, max(of_each, 1) * all_bytes)
         of_nodes = -(-nodes // m)
         relayed_s = self._inter(of_nodes, of_nodes * all_bytes) + spread_s
@@ -57,7 +58,8 @@ class Crossing:
         sent_bytes = rows / devices * min(top_k, devices - 1) * self.row_bytes
         if devices <= self.devices_per_node:
             return 2 * self._intra(devices - 1, sent_bytes)
-        outside = (devices - self.devices_per_node) / (devices - 1)  # part that leaves the node
+        # Part that leaves the node.
+        outside = (devices - self.devices_per_node) / (devices - 1)
         return 2 * self._inter(devices - 1, outside * sent_bytes)
 
     def _intra(self, messages: float, num_bytes: float) -> float:

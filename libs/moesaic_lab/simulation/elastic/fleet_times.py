@@ -131,7 +131,8 @@ class ApartTimes:
         hardware, model = self.hardware, self.hardware.model
         own = _part(rows, parts)
         nodes = -(-shape.attention // hardware.device.devices_per_node)
-        workers = -(-shape.attention // nodes)  # of the fullest node
+        # Of the fullest node.
+        workers = -(-shape.attention // nodes)
         batch = own.rows * workers
         activated = self.activated.largest(shape.experts, self.slots, batch)
         layer_s = hardware.experts_s(activated, batch * model.top_k / shape.experts)

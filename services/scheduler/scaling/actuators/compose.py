@@ -103,7 +103,8 @@ class ComposeActuator:
             await self._engine.start(container)
         await self._add(service, found, num_missing - len(started))
         gone = [c for c in rest if c.leaving]
-        for container in gone[int(len(gone) == len(found)) :]:  # one is kept to copy from
+        # One is kept to copy from.
+        for container in gone[int(len(gone) == len(found)) :]:
             await self._engine.remove(container)
 
     async def _add(self, service: str, found: list[Container], num_new: int) -> None:

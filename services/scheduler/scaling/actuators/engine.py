@@ -88,7 +88,8 @@ class ContainerEngine:
         body = config_of_copy(raw, number, name)
         query = urlencode({"name": name})
         answer = await self._call("POST", f"/containers/create?{query}", body, accepted=(409,))
-        if answer.status != 409:  # else another scheduler made it, and starts it
+        # Else another scheduler made it, and starts it.
+        if answer.status != 409:
             await self._start(answer.body["Id"])
 
     async def start(self, container: Container) -> None:
@@ -114,7 +115,8 @@ class ContainerEngine:
     async def stop_again(self, container: Container) -> None:
         """Tell a container to stop, even if another caller did; returns before it has."""
         path = f"/containers/{container.id}/stop"
-        with suppress(DeadlineExceeded):  # the engine goes on by itself when a caller has hung up
+        # The engine goes on by itself when a caller has hung up.
+        with suppress(DeadlineExceeded):
             await self._call("POST", path, accepted=(304, 404), timeout_s=_HEARD_S)
 
     async def stop_timeout_s(self, container: Container) -> float:
@@ -133,7 +135,8 @@ class ContainerEngine:
     async def _rename(self, container: Container, name: str) -> bool:
         path = f"/containers/{container.id}/rename?name={quote(name)}"
         answer = await self._call("POST", path, accepted=(400, 404, 409))
-        return answer.status == 204  # else it has that name, or is gone
+        # Else it has that name, or is gone.
+        return answer.status == 204
 
     async def _call(
         self,

@@ -147,7 +147,8 @@ class KubernetesActuator:
 
 
 def _replicas(scale: Mapping[str, Any]) -> int:
-    return int(scale.get("spec", {}).get("replicas", 0))  # 0 is left out
+    # 0 is left out.
+    return int(scale.get("spec", {}).get("replicas", 0))
 
 
 def _read(file: Path) -> str:

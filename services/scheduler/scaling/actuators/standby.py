@@ -68,7 +68,8 @@ class StandbyActuator:
             NotReady: Redis does not answer, or too few expert workers can be spared.
             MoesaicError: a worker could not be told; all others were.
         """
-        await self._fleet.refresh(self._bus)  # what was told at the last look shows by now
+        # What was told at the last look shows by now.
+        await self._fleet.refresh(self._bus)
         if self._fleet.stale:
             raise NotReady("the registry cannot be read")
         numbers: dict[Role, int] = {"attention": wanted.attention, "expert": wanted.experts}

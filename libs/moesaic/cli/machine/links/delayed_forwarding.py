@@ -54,7 +54,8 @@ def forward(ports: list[socket.socket], delay_s: float) -> None:
         now_s = time.monotonic()
         while waiting and waiting[0][0] <= now_s:
             _, out, frame = waiting.popleft()
-            with suppress(OSError):  # the queue is full: dropped, as a switch does
+            # The queue is full: dropped, as a switch does.
+            with suppress(OSError):
                 out.send(frame)
 
 
@@ -62,11 +63,13 @@ def main() -> None:
     """Arguments: the namespace, the delay in milliseconds, ports. Says "ready" once it forwards."""
     namespace, delay_ms, *names = sys.argv[1:]
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(1, 9)  # PR_SET_PDEATHSIG: never outlive who started it
+    # PR_SET_PDEATHSIG: never outlive who started it.
+    libc.prctl(1, 9)
     with Path(f"/run/netns/{namespace}").open("rb") as entered:
         if libc.setns(entered.fileno(), 0):
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    with suppress(OSError):  # a link does not wait for a processor
+    # A link does not wait for a processor.
+    with suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     ports = [open_port(name) for name in names]
     print("ready", flush=True)

@@ -95,7 +95,8 @@ def _make(agents: Sequence[str], link: LinkShape) -> CableNetwork:
     if network.netem:
         _delay(network, own)
     set_rate(network, link.rate_bit)
-    call(*cables[0].enter, "true")  # tells at once whether agents can be started there
+    # Tells at once whether agents can be started there.
+    call(*cables[0].enter, "true")
     return network
 
 
@@ -123,7 +124,8 @@ def _has_netem(namespace: str) -> bool:
 def _free_net() -> str:
     """Choose a private network that this machine has no route to, by the first three numbers."""
     routes = subprocess.run(["ip", "-4", "route"], capture_output=True, text=True).stdout
-    first = os.getpid()  # suites that start at once should not choose the same
+    # Suites that start at once should not choose the same.
+    first = os.getpid()
     nets = (f"10.{200 + n % 50}.{n // 50 % 250}" for n in range(first, first + 50 * 250))
     return next(net for net in nets if f"{net}." not in routes)
 

@@ -7,7 +7,8 @@ from moesaic.models.configuration.parts import all_layers, grouped_query, mixtur
 
 def _read(fields: Fields) -> FamilyParts:
     require(fields, "scoring_func", "sigmoid")
-    fields.size("head_dim")  # null would be another width
+    # Null would be another width.
+    fields.size("head_dim")
     attention = grouped_query(fields, partly_rotated=True, qk_norm=True, wide_qk_norm=True)
     moe = mixture(
         fields,

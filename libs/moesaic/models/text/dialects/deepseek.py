@@ -32,7 +32,8 @@ class DeepSeekV31(CallForm):
         """Read the name, the arguments, fenced or not, and the end of the call."""
         name, end = yield from reader.collect((_BETWEEN,))
         name = name.strip()
-        if name == "function":  # V3 says what it calls
+        # V3 says what it calls.
+        if name == "function":
             name, end = yield from reader.collect(("\n", _END))
             name = name.strip()
         if not end or not name:

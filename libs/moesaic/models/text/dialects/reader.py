@@ -150,7 +150,8 @@ class Reader:
             The text, and the end; without an end within ``most`` characters the end is empty, and nothing is taken.
         """
         pattern = _pattern(ends)
-        searched = 0  # characters in which no end begins
+        # Characters in which no end begins.
+        searched = 0
         longest = max(map(len, ends))
         while True:
             start = self._at
@@ -224,7 +225,8 @@ class Reader:
                         at, in_string = at + 1, False
                         result = None if nested else True
                     else:
-                        break  # a backslash before what is to come
+                        # A backslash before what is to come.
+                        break
                 elif found := (_PLAIN if nested else _SCALAR).match(self._text, at):
                     at, scalar = found.end(), not nested
                 elif scalar:

@@ -111,7 +111,8 @@ class Binder:
             known = KEYWORDS.get(name)
             if value is None and name != "const":
                 continue
-            if name == "required" and isinstance(value, bool):  # a property's boolean of draft 3
+            # A property's boolean of draft 3.
+            if name == "required" and isinstance(value, bool):
                 continue
             if known is None or known.effect == "ignored" or name in ("nullable", "$anchor", "$id"):
                 continue
@@ -153,7 +154,8 @@ class Binder:
             ):
                 said[name] = int(value)
         for name in _MOST:
-            if (number_in(said, name) or 0) > MAX_COUNT:  # no answer is so long
+            # No answer is so long.
+            if (number_in(said, name) or 0) > MAX_COUNT:
                 del said[name]
         for names, sign in _OUTER:
             for name in names:

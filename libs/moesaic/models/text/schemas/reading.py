@@ -61,7 +61,8 @@ class Values(NamedTuple):
         ways: dict[frozenset[int], Conditions] = {}
         for a in self.texts:
             for b in other.texts:
-                held = {id(one): one for one in (*a, *b)}  # each once
+                # Each once
+                held = {id(one): one for one in (*a, *b)}
                 ways.setdefault(frozenset(held), tuple(held.values()))
         return Values(self.kinds & other.kinds, listed, tuple(ways.values())[:MAX_TEXTS])
 
@@ -273,7 +274,8 @@ def _own_values(schema: Mapping[str, Any]) -> Values:
         one if isinstance(one, str) else ""
         for one in (named if isinstance(named, list) else [named])
     )
-    if not named or not kinds <= ALL_KINDS:  # no type, or an invalid one
+    # No type, or an invalid one.
+    if not named or not kinds <= ALL_KINDS:
         kinds = ALL_KINDS
     if "number" in kinds:
         kinds |= {"integer"}

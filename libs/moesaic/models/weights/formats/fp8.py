@@ -53,7 +53,8 @@ def _scales(
             return parts.scales(name, *shape).view(tall, wide)[scale_of], of_this
     rows, group = blocks[0]
     expected = -(-num_out // rows), 1 if group is None else -(-num_in // group)
-    return parts.scales(name, *expected), weight_format  # refused
+    # Refused
+    return parts.scales(name, *expected), weight_format
 
 
 def _scale_of(

@@ -40,7 +40,8 @@ def stored_names(
         fused = f"{name}_blocks" in found
         yield from (f"{name}_blocks", f"{name}_scales") if fused else (name,)
         return
-    if weight_format.layout == "fp8":  # the names of tensors with all experts have no "weight"
+    # The names of tensors with all experts have no "weight".
+    if weight_format.layout == "fp8":
         scales = (name + part.removeprefix("weight") for part in SCALES_OF_FP8)
         yield name
         yield from [scale for scale in scales if scale in found][:1]
