@@ -24,10 +24,10 @@ from moesaic.placement.traffic.statistics import Floats
 def dance(problem: PlacementProblem) -> list[Slots]:
     """Give layers of even demand more memory, then fill these with the experts in demand.
 
-    DanceMoE section III, algorithms 1 and 2. Its pseudo-code leaves three things open: an instance
-    without traffic takes the mean entropy of the others; memory that a layer cannot use goes to the
-    instance's other layers; experts without a replica take, one by one, the place of the duplicate
-    whose loss costs least.
+    DanceMoE section III, algorithms 1 and 2. Its pseudo-code leaves three cases open. An instance
+    without traffic takes the mean entropy of the others. Memory that a layer cannot use goes to the
+    instance's other layers. Each expert without a replica takes the place of the duplicate whose
+    loss costs least.
 
     Raises:
         PlacementInfeasible: the slots, or the memory, cannot hold every expert.

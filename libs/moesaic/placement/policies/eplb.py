@@ -16,8 +16,8 @@ from moesaic.placement.traffic.statistics import Floats
 def eplb(problem: PlacementProblem) -> list[Slots]:
     """Replicate and place by rows alone: the balancer published with DeepSeek-V3.
 
-    Where groups of experts divide evenly over nodes of one size, groups go to nodes first, then
-    replicas are made and packed within each node, so that rows of one group stay on one node.
+    Groups of experts that divide evenly over nodes of one size go to nodes first. Replicas are then
+    made and packed within each node, so that rows of one group stay on one node.
     Elsewhere all instances count as one node. Unlike the published one, no expert is placed twice
     on an instance.
     """

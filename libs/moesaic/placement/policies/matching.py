@@ -2,8 +2,8 @@
 
 Instances first take what is worth most to them, which is the optimum if experts may go without a
 holder. Then each expert that has none gets one along the cheapest chain of changes: an instance takes
-it, gives up another expert, which the next instance takes, until one gives up an expert that others
-hold too. These are shortest paths of a minimum-cost flow, so every step keeps the optimum (Ahuja,
+it and gives up another expert, which the next instance takes. The chain ends at an expert that others
+hold too. These chains are shortest paths of a minimum-cost flow, so every step keeps the optimum (Ahuja,
 Magnanti, Orlin: Network Flows, section 9.7). All costs are integers: ties are ties on every machine.
 """
 
@@ -128,8 +128,8 @@ class _Holders:
         """Find the cheapest way for every instance to make room (Bellman, Ford).
 
         Returns:
-            The loss, ``[G, N]``; True where a group is full, ``[G, N]``; the group in which an instance
-            gives up an expert, ``[N]``; the next instance of the chain, -1 at its end, ``[G, N]``.
+            The loss, ``[G, N]``, and True where a group is full, ``[G, N]``. Then the group in which an
+            instance gives up an expert, ``[N]``, and the next instance of the chain, -1 at its end, ``[G, N]``.
         """
         full = self._left == 0
         loss = self._spare_loss.copy()

@@ -16,8 +16,8 @@ Counts = NDArray[np.int64]
 def replicate(weights: Floats, slots: Sequence[int]) -> Counts:
     """Give every expert a replica, and each further slot to the expert with most weight per replica.
 
-    JANUS section 3.4, with a cap that the paper leaves out: a second copy on one instance is of no
-    use, so an expert has at most one replica for each instance. Where instances differ in slots, an
+    JANUS section 3.4, with a cap that the paper leaves out: an expert has at most one replica on each
+    instance, as a second one is of no use. Where instances differ in slots, an
     expert also gets no replica that could not be placed beside the others. Slots that no expert may
     take stay empty: ``sum(slots)`` less the sum of the answer.
 

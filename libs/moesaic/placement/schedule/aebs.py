@@ -1,7 +1,7 @@
 """Activated-expert-balanced scheduling: a replica for each activated expert of one batch.
 
 AEBS (JANUS section 3.3, algorithm 1). While an expert layer is bound by memory, an instance's time
-grows with its distinct activated experts and not with their tokens; so the largest of these counts is
+grows with its distinct activated experts and not with their tokens. So the largest of these counts is
 kept small. Nothing is random and every tie is broken by id: workers that see the same rows decide
 alike, and need not ask each other. ``moesaic.kernels.aebs`` does the same on tensors.
 """
@@ -95,9 +95,9 @@ def schedule_experts(
        with it is least, ties to the lowest instance. Where an expert costs every instance the same,
        the largest load is then at most ``ceil(log2 N) + 1`` times the least possible (Azar, Naor, Rom:
        the competitiveness of on-line assignments).
-    3. Where all experts with a choice cost the same everywhere, as they do while only memory counts,
-       the largest load is then lowered to the least possible: from an instance that has it experts
-       move on, one making room for the next, to an instance that stays below it with one expert more.
+    3. If all experts with a choice cost the same everywhere, as they do while only memory counts, the
+       largest load is then lowered to the least possible. Experts move from an instance with the largest
+       load, one making room for the next, to an instance that stays below it with one expert more.
        (The paper stops before this.) Elsewhere finding the least is NP-hard, and step 2 stands.
 
     Args:

@@ -23,8 +23,8 @@ Every activated expert has a live replica."""
 def serving_costs(scheduling: ExpertScheduling, ridges: Sequence[int]) -> Costs[NDArray[np.int64]]:
     """Costs in rows: an expert costs as much as its rows, and no less than its weights.
 
-    The ridge is the least that any worker has measured: with one ridge for all, experts with few rows
-    cost the same everywhere, and their schedule is the best there is. If a worker has not measured one,
+    The ridge is the least that any worker has measured. With one ridge for all, experts with few rows
+    cost the same everywhere, and their schedule is optimal. If a worker has not measured one,
     or the scheduling does not count rows, every expert costs 1.
 
     Args:
