@@ -1,12 +1,23 @@
-"""Benchmarks that cannot run say what they need."""
+"""Benchmarks say what they need, and leave nothing behind when they are ended."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+WAITS = """
+import sys
+def run(quick):
+    try:
+        print("measuring", file=sys.stderr, flush=True)
+        sys.stdin.read()
+    finally:
+        print("cleaned", file=sys.stderr, flush=True)
+"""
 
 INSTALLED = str(Path(sys.executable).with_name("moesaic"))  # unlike -m, without this directory
 
@@ -27,4 +38,21 @@ def test_two_phases_are_not_measured_without_the_tools_for_namespaces() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
     assert done.returncode == 3
-    assert "there is no ip" in done.stderr
+    assert "command ip not found" in done.stderr
+
+
+def test_a_benchmark_that_is_terminated_ends_what_it_started(tmp_path: Path) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "waits.py").write_text(WAITS)
+    command = [INSTALLED, "bench", "waits"]
+    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
+
+    with subprocess.Popen(command, cwd=tmp_path, text=True, **pipes) as process:
+        assert process.stderr is not None
+        while process.stderr.readline() != "measuring\n":
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        told = process.stderr.read()
+
+    assert "cleaned" in told
+    assert process.returncode == 128 + signal.SIGTERM

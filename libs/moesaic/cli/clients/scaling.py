@@ -39,7 +39,7 @@ def state_text(found: "pb.GetScalingResponse") -> str:
     """The shape that there is, what there could be, and the last action, in lines."""
     bounds = ""
     if found.HasField("least"):
-        bounds = f"; {shape_text(found.least)} to {shape_text(found.most)} can be had"
+        bounds = f"; possible: {shape_text(found.least)} to {shape_text(found.most)}"
     lines = [f"{shape_text(found.shape)} now, by {found.actuator}{bounds}"]
     if found.HasField("wish"):
         lines.append(f"action {found.wish.number}: {wish_text(found.wish)}")

@@ -1,6 +1,9 @@
 """``moesaic bench``: measurements behind the project's claims."""
 
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -64,7 +67,8 @@ def bench(
         raise CommandError(f"--json {json_to}: no such directory", Exit.USAGE)
     say(f"{name}: measuring{', quick' if quick else ''}")
     before = gemm_gflops()
-    measured = module.run(quick)
+    with _ending_at_sigterm():
+        measured = module.run(quick)
     probe = {"gemm_gflops_before": before, "gemm_gflops_after": gemm_gflops()}
     result = {
         "name": name,
@@ -86,6 +90,16 @@ def bench(
             Path(json_to).write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
     if measured.get("failed"):
         raise CommandError(f"{name}: {measured['failed']}")
+
+
+@contextmanager
+def _ending_at_sigterm() -> Iterator[None]:
+    """End at SIGTERM as at Ctrl-C, so that what a benchmark has started ends with it."""
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _benchmark(name: str) -> ModuleType:

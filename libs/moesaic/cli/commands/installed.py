@@ -33,7 +33,7 @@ class Commands(TyperGroup):
         if cmd_name in OF_THE_LAB and not ctx.resilient_parsing:
             raise CommandError(
                 f"'moesaic {cmd_name}' is a command of the package moesaic-lab, which is not installed: "
-                "pip install moesaic-lab, or, in a clone, pip install -e libs/moesaic_lab",
+                "in a clone, .venv/bin/pip install -c constraints.txt -e libs/moesaic_lab adds it",
                 Exit.USAGE,
             )
         return None
