@@ -38,7 +38,8 @@ from moesaic.v1 import expert_pb2_grpc
 
 log = structlog.get_logger()
 
-RETIRE_EVERY_S = 2.0
+# Rates of `moesaic status` are of half a second, and need a count within it.
+RETIRE_EVERY_S = 0.25
 
 
 async def serve(settings: ExpertSettings) -> None:
