@@ -66,8 +66,8 @@ def make_app(gateway: Gateway) -> ASGIApp:
     )
     app.state.gateway = gateway
     app.state.batch_endpoints = batches.endpoints(_routes())
-    for routes in ROUTERS:
-        app.include_router(routes.router)
+    # Not included as routers, which would pass each request through two applications more.
+    app.router.routes.extend(_routes())
     for kind in (MoesaicError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _on_error)
     app.add_exception_handler(Exception, _on_unexpected)

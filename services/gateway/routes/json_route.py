@@ -10,6 +10,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
+from starlette.routing import request_response
 
 from moesaic.errors import InvalidInput, MoesaicError
 from moesaic.json_texts import TOO_DEEP, JsonRoom, pieces_of, too_deep
@@ -115,6 +116,13 @@ class JsonRoute(APIRoute):
     Raises:
         TypeError: its function takes a body, and something else besides the request.
     """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """Take what FastAPI's route takes."""
+        super().__init__(*args, **options)
+        if self.body_type is not None:
+            # Without the stacks of dependencies, which these routes have none of and streams would hold.
+            self.app = request_response(self.get_route_handler())
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Give the function that reads the body and calls the route's own."""
