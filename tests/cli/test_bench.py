@@ -43,6 +43,7 @@ def test_two_phases_are_not_measured_without_the_tools_for_namespaces() -> None:
 
 def test_a_benchmark_that_is_terminated_ends_what_it_started(tmp_path: Path) -> None:
     (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "__init__.py").touch()
     (tmp_path / "benchmarks" / "waits.py").write_text(WAITS)
     command = [INSTALLED, "bench", "waits"]
     pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}

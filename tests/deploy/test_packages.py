@@ -147,7 +147,7 @@ def test_without_the_lab_its_commands_say_how_to_install_it(command: Installed, 
     assert name not in listed.stdout
     assert refused.returncode == 2
     assert refused.stderr.startswith(f"moesaic: 'moesaic {name}' is a command of the package")
-    assert "pip install moesaic-lab" in refused.stderr
+    assert "-e libs/moesaic_lab" in refused.stderr
 
 
 def test_without_the_lab_its_policies_are_unknown(command: Installed) -> None:

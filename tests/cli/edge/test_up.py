@@ -41,7 +41,7 @@ def test_an_edge_suite_has_agents(
         (["--offload"], {}, "--offload: the edge topology"),
         ([], {"MOESAIC_EXPERTS": "2"}, "--experts: the edge topology"),
         (["--agents", "65"], {}, "--agents"),
-        (["--link", "fast"], {}, "--link fast: it must be a rate"),
+        (["--link", "fast"], {}, "--link fast: must be a rate"),
         (["--memory-bytes=4"], {}, "--memory-bytes: give it as --memory"),
         (["--activation-window-s=0"], {}, "--activation-window-s (MOESAIC_ACTIVATION_WINDOW_S)"),
         (["--slots=2"], {}, "--slots: unknown flag"),

@@ -83,7 +83,7 @@ async def test_a_missing_right_is_told_with_what_to_bind(cluster: FakeCluster) -
 async def test_a_deployment_that_is_not_there_is_told_by_its_setting(cluster: FakeCluster) -> None:
     del cluster.replicas["expert"]
 
-    with pytest.raises(InvalidInput, match=r"no Deployment 'expert' in namespace") as refused:
+    with pytest.raises(InvalidInput, match=r"Deployment 'expert' in namespace") as refused:
         await actuator_in(cluster).most()
 
     assert refused.value.field == "scaling_actuator"
