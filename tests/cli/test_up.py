@@ -248,7 +248,7 @@ def test_flags_and_threads_reach_the_services(start: Start, suite: Wait, house: 
             "--slots-per-layer (MOESAIC_SLOTS_PER_LAYER): ",
         ),
         (["--host", "no.such.host.invalid"], {}, 2, "--host no.such.host.invalid"),
-        (["--host", "0.0.0.0"], {}, 2, "set MOESAIC_API_KEY to the key"),
+        (["--host", "0.0.0.0"], {}, 2, "set MOESAIC_API_KEY to a key"),
         (["--api-keys-file", "nowhere.json"], {}, 2, "--api-keys-file: cannot read nowhere.json"),
         ([], {"MOESAIC_API_KEY": "hidden\N{SNOWMAN}"}, 2, "MOESAIC_API_KEY: only printable ASCII"),
         ([], {"MOESAIC_SLOTS_PER_LAYER": "3"}, 2, "give --slots-per-layer 4"),
