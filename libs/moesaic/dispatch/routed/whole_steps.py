@@ -40,8 +40,9 @@ PARTS_S = Counter(
 MOST_LEFT_OUT = 64  # steps
 FLOAT_BYTES = 4  # rows that pass C functions are float32
 # Each part reads its experts' weights anew: of fewer rows that takes longer than the overlap saves, 1.5 times at 8
-# rows and 1.2 at 32; two parts take as long at 128 and 0.77 at 512 (docs/measured/apart.md).
-TWO_PARTS_ROWS = 128
+# rows, 1.2 at 32 and 1.1 to 1.16 from 128 to 255. At 512 they took 0.77 on one day and 1.05 on another
+# (docs/measured/apart.md).
+TWO_PARTS_ROWS = 256
 
 
 class RoutedSteps:
