@@ -31,7 +31,7 @@ from tests.dispatch.conftest import CPU, FP32, NUM_EXPERTS, TIMEOUT_S
 pytestmark = pytest.mark.skipif(library() is None, reason="no C compiler")
 
 SLOTS = [[0, 1, 2, 3, 4, 5], [6, 2, 7, 3, 4, 5]]
-NUM_BLOCKS, BLOCK_SIZE = 12, 16
+NUM_BLOCKS, BLOCK_SIZE = 20, 16
 
 
 class Apart:
