@@ -4,9 +4,11 @@ from collections.abc import Iterator
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
@@ -16,7 +18,6 @@ from moesaic.services.gateway.entry import Entry
 from moesaic.services.gateway.gateway import Gateway, record_of
 from moesaic.services.gateway.http.problems import (
     HttpProblem,
-    internal_error,
     invalid_fields,
     problem,
     problem_of,
@@ -56,9 +57,20 @@ ROUTERS = (
 )
 
 
+class _Application(FastAPI):
+    """FastAPI without its layers for unexpected errors, sizes of bodies and traces.
+
+    ``Entry`` answers unexpected errors and bounds bodies. An open stream would hold a frame of each layer.
+    """
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Make the layers around the routes."""
+        return ExceptionMiddleware(AsyncExitStackMiddleware(self.router), self.exception_handlers)
+
+
 def make_app(gateway: Gateway) -> ASGIApp:
     """Make the application of one gateway."""
-    app = FastAPI(
+    app = _Application(
         title="Moesaic",
         version=moesaic.__version__,
         redirect_slashes=False,
@@ -70,7 +82,6 @@ def make_app(gateway: Gateway) -> ASGIApp:
     app.router.routes.extend(_routes())
     for kind in (MoesaicError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _on_error)
-    app.add_exception_handler(Exception, _on_unexpected)
     return Entry(app, gateway)
 
 
@@ -83,10 +94,6 @@ def body_types() -> Iterator[tuple[str, type[BaseModel]]]:
 
 def _routes() -> Iterator[BaseRoute]:
     return (route for routes in ROUTERS for route in routes.router.routes)
-
-
-async def _on_unexpected(request: Request, error: Exception) -> Response:
-    return _answer(request, internal_error(record_of(request).request_id))
 
 
 async def _on_error(request: Request, error: Exception) -> Response:

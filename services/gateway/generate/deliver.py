@@ -32,11 +32,11 @@ from moesaic.services.gateway.http.request_record import (
 from moesaic.services.gateway.replies.generating import Envelope, PromptLogprobs
 from moesaic.services.gateway.workers.run import SlowClient
 
-SSE_HEADERS = {
-    "content-type": "text/event-stream; charset=utf-8",
-    "cache-control": "no-cache",
-    "x-accel-buffering": "no",
-}
+SSE_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 _encoder = msgspec.json.Encoder()
@@ -73,8 +73,8 @@ class EventStream(Response):
     def __init__(
         self, record: RequestRecord, chunks: AsyncGenerator[bytes, None], keep_alive_s: float
     ) -> None:
-        super().__init__(headers=dict(SSE_HEADERS))
-        del self.headers["content-length"]
+        # Not ``Response``'s own, which would make the same headers for each stream.
+        self.raw_headers = SSE_HEADERS
         self._record, self._chunks, self._keep_alive_s = record, chunks, keep_alive_s
         self._ended = False  # the last bytes are on their way: what comes then is no leaving
         record.stream = True

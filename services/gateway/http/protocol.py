@@ -160,23 +160,41 @@ class BoundedHttp(HttpToolsProtocol):
     The parser itself would collect a header without an end, or a trailer behind a chunked body, for ever.
     """
 
+    # Attributes beyond 30 in an object's dictionary would cost more than 1 KB of each connection.
+    __slots__ = (
+        "_begun",
+        "_body_bytes",
+        "_drain_bytes",
+        "_fault",
+        "_hung_up",
+        "_in_head",
+        "_in_message",
+        "_num_messages",
+        "_other_bytes",
+        "_packet",
+        "_refusal",
+        "_too_late",
+    )
+
     # Blank lines may come before the first request.
     url = b""
-    # What is being parsed.
-    _packet = b""
-    _in_head = True
-    _in_message = False
-    _num_messages = 0
-    _body_bytes = 0  # of the message that comes now
-    _other_bytes = 0  # of it, which are its head, or frame its body
-    _drain_bytes = 0  # that may still come of a message that was answered
-    _too_late: asyncio.TimerHandle | None = None
-    _fault: HttpProblem | None = None  # of the head that came last
-    _refusal: HttpProblem | None = None  # ends the connection; later bytes are not parsed
-    _hung_up = False  # the last answer was sent; later bytes are not parsed
-    _begun: RequestResponseCycle | None = None  # of the answer in progress
-
     server_state: Connections
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """Take what uvicorn's protocol takes."""
+        super().__init__(*args, **options)
+        # What is being parsed.
+        self._packet = b""
+        self._in_head, self._in_message = True, False
+        self._num_messages = 0
+        self._body_bytes = 0  # of the message that comes now
+        self._other_bytes = 0  # of it, which are its head, or frame its body
+        self._drain_bytes = 0  # that may still come of a message that was answered
+        self._too_late: asyncio.TimerHandle | None = None
+        self._fault: HttpProblem | None = None  # of the head that came last
+        self._refusal: HttpProblem | None = None  # ends the connection; later bytes are not parsed
+        self._hung_up = False  # the last answer was sent; later bytes are not parsed
+        self._begun: RequestResponseCycle | None = None  # of the answer in progress
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # narrower, as uvicorn has it
         """Wait for a request: a client that connects has something to ask."""

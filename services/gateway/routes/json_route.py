@@ -10,7 +10,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
-from starlette.routing import request_response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from moesaic.errors import InvalidInput, MoesaicError
 from moesaic.json_texts import TOO_DEEP, JsonRoom, pieces_of, too_deep
@@ -121,8 +121,7 @@ class JsonRoute(APIRoute):
         """Take what FastAPI's route takes."""
         super().__init__(*args, **options)
         if self.body_type is not None:
-            # Without the stacks of dependencies, which these routes have none of and streams would hold.
-            self.app = request_response(self.get_route_handler())
+            self.app = _application(self.get_route_handler())
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Give the function that reads the body and calls the route's own."""
@@ -144,6 +143,20 @@ class JsonRoute(APIRoute):
             )
         body_type: type[BaseModel] = get_type_hints(self.endpoint)["body"]
         return body_type
+
+
+def _application(handle: Callable[[Request], Awaitable[Response]]) -> ASGIApp:
+    """Make the application of a route.
+
+    FastAPI's own keeps a stack of dependencies and handles errors once more. These routes have no dependencies, the
+    application around them handles errors, and an open stream would hold all of that.
+    """
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        response = await handle(Request(scope, receive, send))
+        await response(scope, receive, send)
+
+    return app
 
 
 def _handler(

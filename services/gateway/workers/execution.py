@@ -6,7 +6,6 @@ and is sent again. If no worker has, or had, any run of the request, the request
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
 
@@ -75,11 +74,12 @@ class Execution:
         self.runs = runs
         self._places = places
         self._workers, self._request_id, self._deadline = workers, request_id, deadline
-        self._waiting = deque(range(len(runs)))
+        # Lists, as an empty deque holds a block of 64 places. The next run is the last.
+        self._waiting = list(reversed(range(len(runs))))
         self._num_open, self._num_under_way, self._window = len(runs), 0, WINDOW
         self._kept: dict[int, int] = {}  # tokens by run, of those that room is kept for
         self._pause: asyncio.TimerHandle | None = None
-        self._events: deque[tuple[int, int, Event]] = deque()  # run, attempt, event
+        self._events: list[tuple[int, int, Event]] = []  # run, attempt, event
         self._arrived = asyncio.Event()
         self._aborted: MoesaicError | None = None
         # Of each family that has begun, the worker that got the last of it; None while its first waits for one.
@@ -183,8 +183,8 @@ class Execution:
             self._fill_window()
             await self._wait()
             accepted = []
-            while self._events:
-                idx, attempt, event = self._events.popleft()
+            events, self._events = self._events, []
+            for idx, attempt, event in events:
                 run = self.runs[idx]
                 if run.done or attempt != run.attempt:
                     continue
@@ -204,10 +204,10 @@ class Execution:
     def _fill_window(self) -> None:
         num_tokens = 0
         while self._waiting and self._num_under_way < self._window:
-            run = self.runs[self._waiting[0]]
+            run = self.runs[self._waiting[-1]]
             # It was cancelled
             if run.done:
-                self._waiting.popleft()
+                self._waiting.pop()
                 continue
             if num_tokens >= ROUND_TOKENS:
                 asyncio.get_running_loop().call_soon(self.wake)
@@ -219,7 +219,7 @@ class Execution:
                 return
             num_tokens += run.size
             self._num_under_way += 1
-            self._start(self._waiting.popleft())
+            self._start(self._waiting.pop())
 
     def _start(self, idx: int) -> None:
         """Have the next attempt of a run placed.
@@ -270,7 +270,7 @@ class Execution:
             self._homes.get(run.family, _NO_HOME) is None
         ):  # another one may find the family's worker
             del self._homes[run.family]
-        self._waiting.appendleft(idx)
+        self._waiting.append(idx)
         self._keep_room(idx)
         self._window = self._num_under_way
         if not self._window and self._pause is None:
