@@ -4,13 +4,12 @@ from collections.abc import Iterator
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.routing import BaseRoute
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import moesaic
 from moesaic.errors import MoesaicError
@@ -58,14 +57,22 @@ ROUTERS = (
 
 
 class _Application(FastAPI):
-    """FastAPI without its layers for unexpected errors, sizes of bodies and traces.
+    """FastAPI with one layer around the routes: the answers to errors.
 
-    ``Entry`` answers unexpected errors and bounds bodies. An open stream would hold a frame of each layer.
+    ``Entry`` answers unexpected errors and bounds bodies, and there are no traces. Each further layer takes time, and
+    each open stream would hold its frame.
     """
 
     def build_middleware_stack(self) -> ASGIApp:
-        """Make the layers around the routes."""
-        return ExceptionMiddleware(AsyncExitStackMiddleware(self.router), self.exception_handlers)
+        """Make the layer."""
+        return ExceptionMiddleware(self.router, self.exception_handlers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
+        if self.middleware_stack is None:
+            self.middleware_stack = self.build_middleware_stack()
+        scope["app"] = self
+        await self.middleware_stack(scope, receive, send)
 
 
 def make_app(gateway: Gateway) -> ASGIApp:

@@ -10,8 +10,9 @@ from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Respon
 
 from moesaic.services.gateway.gateway import gateway_of
 from moesaic.services.gateway.http.openapi import document
+from moesaic.services.gateway.routes.json_route import JsonRoute
 
-router = APIRouter(include_in_schema=False)
+router = APIRouter(route_class=JsonRoute, include_in_schema=False)
 
 RAPIDOC = Path(__file__).parents[1] / "http/rapidoc/rapidoc-min.js.gz"
 _PAGE = """<!doctype html>

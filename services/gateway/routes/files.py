@@ -19,9 +19,10 @@ from moesaic.services.gateway.gateway import record_of, shelf_of
 from moesaic.services.gateway.http.openapi import READS_BODY, answers
 from moesaic.services.gateway.http.reply import reply
 from moesaic.services.gateway.http.request_record import ClientClosed
+from moesaic.services.gateway.routes.json_route import JsonRoute
 from moesaic.services.gateway.routes.pages import Page, page_of
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 ABSENT = (404, 503)  # errors of every route that reads the store
 ERRORS = (*READS_BODY, *ABSENT)

@@ -9,8 +9,9 @@ from moesaic.services.gateway.gateway import gateway_of
 from moesaic.services.gateway.http.openapi import answers
 from moesaic.services.gateway.http.problems import problem_of
 from moesaic.services.gateway.http.reply import reply
+from moesaic.services.gateway.routes.json_route import JsonRoute
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 NOT_READY = "Requests cannot be answered now; `failing` says why"

@@ -6,6 +6,7 @@ from inspect import iscoroutinefunction, signature
 from typing import Any, get_type_hints
 
 from fastapi import Request, Response
+from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
@@ -120,7 +121,10 @@ class JsonRoute(APIRoute):
     def __init__(self, *args: Any, **options: Any) -> None:
         """Take what FastAPI's route takes."""
         super().__init__(*args, **options)
-        if self.body_type is not None:
+        if self.body_type is None:
+            # Which the handler of FastAPI asks for
+            self.app = AsyncExitStackMiddleware(self.app)
+        else:
             self.app = _application(self.get_route_handler())
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
