@@ -23,7 +23,6 @@ from moesaic.v1.gateway_pb2_grpc import GatewayServiceStub
 from moesaic_lab.routing.policies import BASELINES
 
 OURS = "prefix-flops"
-CONSOLIDATED = f"{OURS}, consolidated"
 WORKERS = (2, 4)
 CLIENTS_PER_WORKER = 12
 KV_BLOCKS = 1024  # of each worker
@@ -104,8 +103,6 @@ async def _measure(
 ) -> _Measured:
     measured = _Measured(SteadyTurns(rounds if repeat else 0))
     policies = [*POLICY_NAMES, *BASELINES]
-    if repeat:
-        policies.append(CONSOLIDATED)
     address = str(suite.processes["gateway"]["admin_address"])
     async with channel(address) as connection:
         stub = GatewayServiceStub(connection)
@@ -113,10 +110,7 @@ async def _measure(
         async def run_policy(
             policy: str, salt: str, prompts: list[list[int]]
         ) -> tuple[float, float]:
-            request = SetPolicyRequest(
-                policy=policy.split(",")[0], consolidate=policy == CONSOLIDATED
-            )
-            await stub.SetPolicy(request, timeout=10)
+            await stub.SetPolicy(SetPolicyRequest(policy=policy), timeout=10)
             answered = await ask_all(suite.port, prompts, salt, clients)
             return answered.tokens_per_s, answered.cached / answered.tokens
 

@@ -28,7 +28,6 @@ class GatewayAdmin(gateway_pb2_grpc.GatewayServiceServicer):
         router = self._routing.router
         return pb.GetRouterResponse(
             policy=router.policy_name,
-            consolidate=router.consolidate,
             num_queued=router.num_queued,
             index_blocks=len(router.fleet.index),
             workers=[
@@ -54,8 +53,7 @@ class GatewayAdmin(gateway_pb2_grpc.GatewayServiceServicer):
         """Switch the policy; what waits is routed by it at once."""
         async with errors_as_status(context):
             router = self._routing.router
-            asked = request.consolidate if request.HasField("consolidate") else router.consolidate
-            router.set_policy(request.policy, consolidate=asked)
-            log.info("router.policy_changed", to=router.policy_name, consolidate=asked)
+            router.set_policy(request.policy)
+            log.info("router.policy_changed", to=router.policy_name)
             self._routing.dispatch()
             return pb.SetPolicyResponse()

@@ -125,10 +125,6 @@ class GatewaySettings(ServiceSettings):
     router_policy: Annotated[str, OneOf(POLICY_NAMES, "router_policies")] = Field(
         "prefix-flops", description="policy that chooses the attention worker of a request"
     )
-    router_consolidate: bool = Field(
-        False,
-        description="with prefix-flops: under light load, fill one worker before the next gets work",
-    )
     router_saturation_flops: float = Field(
         0.0,
         ge=0,

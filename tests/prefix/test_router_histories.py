@@ -52,7 +52,6 @@ class NaiveWorker:
     committed: set[bytes] = field(default_factory=set)
     pending: set[bytes] = field(default_factory=set)
     jobs: dict[int, NaiveJob] = field(default_factory=dict)
-    busy_since_s: float = 0.0
     others: int = 0  # FLOPs that other routers gave it
     pace: int = PACE
 
@@ -78,10 +77,9 @@ class NaiveWorker:
 class Fleets(RuleBasedStateMachine):
     jobs, workers = Bundle("jobs"), Bundle("workers")
 
-    @initialize(consolidate=st.booleans())
-    def begin(self, consolidate: bool) -> None:
-        self.router = PrefixRouter(FLOPS, LIMITS, consolidate=consolidate)
-        self.consolidate = consolidate
+    @initialize()
+    def begin(self) -> None:
+        self.router = PrefixRouter(FLOPS, LIMITS)
         self.naive: dict[int, NaiveWorker] = {}
         self.waiting: dict[int, NaiveJob] = {}
         self.now_s = 0.0
@@ -208,7 +206,7 @@ class Fleets(RuleBasedStateMachine):
 
     @rule(policy=st.sampled_from(["prefix-flops"] * 6 + [*POLICY_NAMES, *BASELINES]))
     def switch(self, policy: str) -> None:
-        self.router.set_policy(policy, consolidate=self.consolidate)
+        self.router.set_policy(policy)
         for job in self.waiting.values():
             job.behind = ()
 
@@ -232,8 +230,6 @@ class Fleets(RuleBasedStateMachine):
         depth = worker.depth(list(job.job.hashes))
         usable = min(depth, (job.job.num_tokens - 1) // BLOCK)
         job.computed = usable * BLOCK
-        if not worker.jobs:
-            worker.busy_since_s = self.now_s
         worker.jobs[job.job.job_id] = job
         worker.pending |= set(job.job.hashes) - worker.committed
         del self.waiting[job.job.job_id]
@@ -263,8 +259,7 @@ class Fleets(RuleBasedStateMachine):
                     candidates = room
             reached = max(worker.depth(hashes) for worker in candidates)
             best = [worker for worker in candidates if worker.depth(hashes) == reached]
-            picked = self.fullest(best) if self.consolidate and not waited else None
-            picked = picked or min(best, key=lambda w: (w.load(), self.idx(w)))
+            picked = min(best, key=lambda w: (w.load(), self.idx(w)))
             out.append((job.job.job_id, picked.key, self.place(job, picked)))
         return out
 
@@ -286,20 +281,6 @@ class Fleets(RuleBasedStateMachine):
 
     def idx(self, worker: NaiveWorker) -> int:
         return self.router.fleet.workers[worker.key].idx
-
-    def fullest(self, candidates: list[NaiveWorker]) -> NaiveWorker | None:
-        everyone = self.naive.values()
-        capacity = SATURATION * sum(worker.accepting for worker in everyone)
-        if sum(worker.work() for worker in everyone) >= capacity:
-            return None
-        filling = [
-            worker
-            for worker in candidates
-            if worker.jobs
-            and self.ready(worker) < SATURATION
-            and self.now_s - worker.busy_since_s < LIMITS.max_wait_s
-        ]
-        return max(filling, key=lambda w: (w.load(), self.idx(w)), default=None)
 
     @staticmethod
     def ready(worker: NaiveWorker) -> int:
@@ -325,10 +306,12 @@ class Fleets(RuleBasedStateMachine):
             assert shadow.remaining == sum(r.remaining for r in shadow.jobs.values())
             assert shadow.ready == self.ready(naive) - naive.others
             assert shadow.remaining_tokens >= len(shadow.jobs)
-        assert fleet.remaining == sum(worker.work() for worker in self.naive.values())
         assert fleet.by_load == sorted((w.load, w.idx) for w in fleet.workers.values())
         if not fleet.routed:
-            assert fleet.remaining == sum(worker.others for worker in self.naive.values())
+            assert all(
+                worker.load == worker.others.flops * worker.pace
+                for worker in fleet.workers.values()
+            )
 
     @invariant()
     def the_index_is_what_the_workers_have_and_were_promised(self) -> None:
@@ -349,7 +332,6 @@ class Fleets(RuleBasedStateMachine):
         assert fleet.unsaturated == sum(
             w.bit for w in workers if w.ready + w.others.flops < SATURATION
         )
-        assert fleet.busy == sum(w.bit for w in workers if w.jobs)
 
 
 TestFleets = Fleets.TestCase

@@ -162,7 +162,6 @@ class Shadow:
     remaining_tokens: int = 0
     num_began: int = 0
     num_prefilling: int = 0  # jobs whose prompts are not computed yet
-    busy_since_s: float = 0.0  # when its load last rose from nothing
     jobs: dict[JobId, Routed] = field(default_factory=dict)
 
     @property
@@ -219,10 +218,8 @@ class ShadowFleet:
         self.num_of: Counter[str] = Counter()  # jobs that workers have, by tenant; none is 0
         self.shadows: list[Shadow | None] = []  # by index; None: free for the next worker
         self.by_load: list[tuple[int, int]] = []  # (load, index), least first
-        self.remaining = 0  # FLOPs, of all workers and routers
-        self.capacity = 0  # FLOPs that saturate all accepting workers
-        # Bitsets of workers; the last three of accepting ones only.
-        self.accepting = self.busy = self.prefilling = self.unsaturated = 0
+        # Bitsets of workers; the last two of accepting ones only.
+        self.accepting = self.prefilling = self.unsaturated = 0
 
     def join(self, key: WorkerKey, saturation: int) -> None:
         """Add a worker, which does not accept work yet."""
@@ -251,14 +248,12 @@ class ShadowFleet:
         self.by_load.remove((0, worker.idx))
         del self.workers[key]
         self.shadows[worker.idx] = None
-        self._measure()
         return lost
 
     def accept(self, key: WorkerKey, accepting: bool) -> None:
         """Let a worker have new work, or no more."""
         self.workers[key].accepting = accepting
         self._mark(self.workers[key])
-        self._measure()
 
     def describe(
         self,
@@ -286,23 +281,19 @@ class ShadowFleet:
         worker.pace = round(PACE * max(1.0, slowdown))
         self._put_in(worker)
         self._mark(worker)
-        self._measure()
 
     def others_have(self, key: WorkerKey, others: OthersWork) -> None:
         """Replace the report of the work that other routers have given the worker."""
         worker = self.workers[key]
-        self.remaining += others.flops - worker.others.flops
         self._take_out(worker)
         worker.others = others
         self._put_in(worker)
         self._mark(worker)
 
-    def assign(self, job: Job, worker: Shadow, cached_blocks: int, now_s: float) -> Routed:
+    def assign(self, job: Job, worker: Shadow, cached_blocks: int) -> Routed:
         """Give a job to a worker that has the first ``cached_blocks`` of its blocks."""
         promised = job.hashes if worker.caches else []
         routed = Routed(job, worker, promised, self.cached_tokens(job, cached_blocks))
-        if not worker.jobs:
-            worker.busy_since_s = now_s
         worker.jobs[job.job_id] = self.routed[job.job_id] = routed
         self.num_of[job.tenant] += 1
         self.index.promise(worker.bit, promised, cached_blocks)
@@ -377,11 +368,9 @@ class ShadowFleet:
 
     def least_loaded(self, candidates: int) -> Shadow:
         """Find the least loaded of ``candidates``, at least one; the first of several."""
-        return self._first(candidates, iter(self.by_load))
-
-    def most_filled(self, candidates: int) -> Shadow:
-        """Find the most loaded of ``candidates``, at least one; the last of several."""
-        return self._first(candidates, reversed(self.by_load))
+        if not candidates & (candidates - 1):
+            return self._at(candidates.bit_length() - 1)
+        return self._at(next(idx for _, idx in self.by_load if candidates >> idx & 1))
 
     def members(self, candidates: int) -> Iterator[Shadow]:
         """Give the workers of a bitset, by index."""
@@ -389,11 +378,6 @@ class ShadowFleet:
             idx = (candidates & -candidates).bit_length() - 1
             candidates &= candidates - 1
             yield self._at(idx)
-
-    def _first(self, candidates: int, order: Iterator[tuple[int, int]]) -> Shadow:
-        if not candidates & (candidates - 1):
-            return self._at(candidates.bit_length() - 1)
-        return self._at(next(idx for _, idx in order if candidates >> idx & 1))
 
     def _at(self, idx: int) -> Shadow:
         worker = self.shadows[idx]
@@ -429,7 +413,6 @@ class ShadowFleet:
             self._take_out(worker)
             worker.remaining += remaining - routed.remaining
             self._put_in(worker)
-            self.remaining += remaining - routed.remaining
         worker.ready += ready - routed.ready
         worker.remaining_tokens += tokens - routed.remaining_tokens
         routed.remaining, routed.ready, routed.remaining_tokens = remaining, ready, tokens
@@ -446,12 +429,8 @@ class ShadowFleet:
         """Bring the bitsets up to date with one worker."""
         bit, accepting = worker.bit, worker.accepting
         self.accepting = _marked(self.accepting, bit, accepting)
-        self.busy = _marked(self.busy, bit, accepting and bool(worker.jobs))
         self.prefilling = _marked(self.prefilling, bit, accepting and worker.num_prefilling > 0)
         self.unsaturated = _marked(self.unsaturated, bit, accepting and not worker.saturated)
-
-    def _measure(self) -> None:
-        self.capacity = sum(w.saturation for w in self.workers.values() if w.accepting)
 
 
 def _marked(bits: int, bit: int, wanted: bool) -> int:

@@ -20,14 +20,6 @@ class Behind(NamedTuple):
     workers: int
 
 
-class RoutingContext(NamedTuple):
-    """Further facts that a policy may look at."""
-
-    allowed: int  # bitset of all that the job may go to, saturated or not
-    waited: bool  # the job has waited as long as it may
-    now_s: float
-
-
 class Policy(ABC):
     """One way to route.
 
@@ -40,8 +32,10 @@ class Policy(ABC):
     reorders = False
 
     @abstractmethod
-    def pick(self, job: Job, fleet: ShadowFleet, room: int, asked: RoutingContext) -> Pick | Behind:
+    def pick(self, job: Job, fleet: ShadowFleet, room: int, allowed: int) -> Pick | Behind:
         """Choose among the workers of the bitset ``room``, at least one, or have the job wait.
+
+        ``allowed`` is the bitset of all workers that it may go to, saturated or not.
 
         A job that has waited as long as it may must not wait; ``room`` is then all it may go to.
         """

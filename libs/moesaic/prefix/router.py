@@ -22,7 +22,7 @@ from moesaic.fairness import Claim, Shares, who_gives_way
 from moesaic.prefix.fleet import Job, JobId, Room, Shadow, ShadowFleet, WorkerKey
 from moesaic.prefix.flops import ModelFlops
 from moesaic.prefix.policies import make_policy
-from moesaic.prefix.policy import Behind, RoutingContext
+from moesaic.prefix.policy import Behind
 
 LONG_TOKENS = 2048  # a request that was given so many is a long one
 
@@ -67,8 +67,6 @@ class PrefixRouter:
         flops: ModelFlops,
         limits: RouterLimits,
         policy: str = "prefix-flops",
-        *,
-        consolidate: bool = False,
     ) -> None:
         self.fleet = ShadowFleet(flops, limits.block_size, limits.max_blocks)
         self.limits = limits
@@ -77,7 +75,7 @@ class PrefixRouter:
         self._arrivals = 0
         self._waiting_of: Counter[str] = Counter()  # jobs not behind everyone's, by tenant
         self._shares = Shares()
-        self.set_policy(policy, consolidate=consolidate)
+        self.set_policy(policy)
 
     @property
     def num_queued(self) -> int:
@@ -89,16 +87,13 @@ class PrefixRouter:
         """The jobs that wait, in the order of arrival."""
         return [waiting.job for waiting in self._arrived.values()]
 
-    def set_policy(self, policy: str, *, consolidate: bool) -> None:
+    def set_policy(self, policy: str) -> None:
         """Route by another policy from now on; what was routed stays where it is.
 
         Raises:
             InvalidInput: there is no such policy.
         """
-        self._policy = make_policy(
-            policy, consolidate=consolidate, max_wait_s=self.limits.max_wait_s
-        )
-        self.policy_name, self.consolidate = policy, consolidate
+        self._policy, self.policy_name = make_policy(policy), policy
         for waiting in self._queue:
             waiting.behind = 0
 
@@ -174,7 +169,7 @@ class PrefixRouter:
             decision = self._decide(waiting, now_s)
             if decision is not None:
                 self.withdraw(waiting.job.job_id)
-                self._assign(decision, now_s)
+                self._assign(decision)
                 decisions.append(decision)
                 given.append((waiting.claim, waiting.job.num_tokens))
         if given:
@@ -217,7 +212,7 @@ class PrefixRouter:
                 return None
         if not room:
             return None
-        picked = self._policy.pick(job, fleet, room, RoutingContext(allowed, waited, now_s))
+        picked = self._policy.pick(job, fleet, room, allowed)
         if isinstance(picked, Behind):
             waiting.behind = picked.workers
             return None
@@ -238,6 +233,6 @@ class PrefixRouter:
         changed = behind & (room | ~fleet.accepting) | room & ~fleet.prefilling
         return behind != 0 and not changed
 
-    def _assign(self, decision: RoutingDecision, now_s: float) -> None:
+    def _assign(self, decision: RoutingDecision) -> None:
         worker: Shadow = self.fleet.workers[decision.worker]
-        self.fleet.assign(decision.job, worker, decision.cached_blocks, now_s)
+        self.fleet.assign(decision.job, worker, decision.cached_blocks)

@@ -38,12 +38,10 @@ class GetRouterResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     POLICY_FIELD_NUMBER: _builtins.int
-    CONSOLIDATE_FIELD_NUMBER: _builtins.int
     NUM_QUEUED_FIELD_NUMBER: _builtins.int
     INDEX_BLOCKS_FIELD_NUMBER: _builtins.int
     WORKERS_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
-    consolidate: _builtins.bool
     num_queued: _builtins.int
     """requests that wait for a worker"""
     index_blocks: _builtins.int
@@ -54,14 +52,13 @@ class GetRouterResponse(_message.Message):
         self,
         *,
         policy: _builtins.str = ...,
-        consolidate: _builtins.bool = ...,
         num_queued: _builtins.int = ...,
         index_blocks: _builtins.int = ...,
         workers: _abc.Iterable[Global___RoutedWorker] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consolidate", b"consolidate", "index_blocks", b"index_blocks", "num_queued", b"num_queued", "policy", b"policy", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index_blocks", b"index_blocks", "num_queued", b"num_queued", "policy", b"policy", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -124,24 +121,18 @@ class SetPolicyRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     POLICY_FIELD_NUMBER: _builtins.int
-    CONSOLIDATE_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     """prefix-flops, moe-prefill, round-robin, least-requests, least-tokens, shortest-prefill-first, prefix-only"""
-    consolidate: _builtins.bool
-    """absent: as it was"""
     def __init__(
         self,
         *,
         policy: _builtins.str = ...,
-        consolidate: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_consolidate", b"_consolidate", "consolidate", b"consolidate"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_consolidate", b"_consolidate", "consolidate", b"consolidate", "policy", b"policy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__consolidate: _TypeAlias = _typing.Literal["consolidate"]  # noqa: Y015
-    _WhichOneofArgType__consolidate: _TypeAlias = _typing.Literal["_consolidate", b"_consolidate"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__consolidate) -> _WhichOneofReturnType__consolidate | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SetPolicyRequest: _TypeAlias = SetPolicyRequest  # noqa: Y015
 

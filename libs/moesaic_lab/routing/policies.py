@@ -5,7 +5,7 @@ affinity alone.
 """
 
 from moesaic.prefix.fleet import Job, ShadowFleet
-from moesaic.prefix.policy import Pick, Policy, RoutingContext, known_prefix
+from moesaic.prefix.policy import Pick, Policy, known_prefix
 
 
 class RoundRobin(Policy):
@@ -14,7 +14,7 @@ class RoundRobin(Policy):
     def __init__(self) -> None:
         self._last = -1
 
-    def pick(self, job: Job, fleet: ShadowFleet, room: int, asked: RoutingContext) -> Pick:
+    def pick(self, job: Job, fleet: ShadowFleet, room: int, allowed: int) -> Pick:
         """See ``Policy``."""
         later = room >> (self._last + 1) << (self._last + 1)
         worker = next(fleet.members(later or room))
@@ -25,7 +25,7 @@ class RoundRobin(Policy):
 class LeastRequests(Policy):
     """The fewest requests, those that have not begun counting four times (vLLM's default)."""
 
-    def pick(self, job: Job, fleet: ShadowFleet, room: int, asked: RoutingContext) -> Pick:
+    def pick(self, job: Job, fleet: ShadowFleet, room: int, allowed: int) -> Pick:
         """See ``Policy``."""
         least = min(fleet.members(room), key=lambda w: 4 * w.num_requests - 3 * w.num_began)
         return known_prefix(fleet, job, least)
@@ -34,7 +34,7 @@ class LeastRequests(Policy):
 class LeastTokens(Policy):
     """The fewest tokens that are yet to be computed or generated, cached or not."""
 
-    def pick(self, job: Job, fleet: ShadowFleet, room: int, asked: RoutingContext) -> Pick:
+    def pick(self, job: Job, fleet: ShadowFleet, room: int, allowed: int) -> Pick:
         """See ``Policy``."""
         least = min(fleet.members(room), key=lambda worker: worker.num_tokens)
         return known_prefix(fleet, job, least)
@@ -46,7 +46,7 @@ class ShortestPrefillFirst(Policy):
     holds = True
     reorders = True
 
-    def pick(self, job: Job, fleet: ShadowFleet, room: int, asked: RoutingContext) -> Pick:
+    def pick(self, job: Job, fleet: ShadowFleet, room: int, allowed: int) -> Pick:
         """See ``Policy``."""
         return known_prefix(fleet, job, fleet.least_loaded(room))
 
@@ -59,7 +59,7 @@ class ShortestPrefillFirst(Policy):
 class PrefixOnly(Policy):
     """The longest cached prefix, whatever the load; ties: the fewest requests."""
 
-    def pick(self, job: Job, fleet: ShadowFleet, room: int, asked: RoutingContext) -> Pick:
+    def pick(self, job: Job, fleet: ShadowFleet, room: int, allowed: int) -> Pick:
         """See ``Policy``."""
         depth, best = fleet.index.match(job.hashes, room)
         return Pick(min(fleet.members(best), key=lambda worker: worker.num_requests), depth)

@@ -79,12 +79,7 @@ class Routing:
             round(QUEUED_PER_REQUEST * settings.max_inflight),
             MAX_WAIT_S,
         )
-        self.router = PrefixRouter(
-            self._flops,
-            limits,
-            settings.router_policy,
-            consolidate=settings.router_consolidate,
-        )
+        self.router = PrefixRouter(self._flops, limits, settings.router_policy)
         metrics.router_queued.set_function(lambda: self.router.num_queued)
         metrics.router_index_blocks.set_function(lambda: len(self.router.fleet.index))
 

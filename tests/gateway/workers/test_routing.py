@@ -118,13 +118,14 @@ async def test_what_a_lost_worker_had_is_forgotten_and_its_load_with_it(
         first = house.workers[0]
         asking = asyncio.ensure_future(house.client.post("/v1/completions", json=BODY))
         await house.until(lambda: bool(first.submits))
-        assert fleet.remaining > 0
+        assert fleet.routed
         await first.kill()
         response = await asking
         await house.until(lambda: not fleet.routed)
 
     assert response.json()["choices"][0]["text"] == "yes"
-    assert (fleet.remaining, len(fleet.index)) == (0, 0)
+    assert [worker.load for worker in fleet.workers.values()] == [0] * len(fleet.workers)
+    assert len(fleet.index) == 0
 
 
 async def test_a_filled_worker_gets_more_when_it_has_come_on_or_enough_time_has_passed(
@@ -202,12 +203,12 @@ async def test_the_policy_can_be_seen_and_switched_while_requests_come(
         await opened(house, hasher, {1: names(hasher, PROMPT)})
         admin: Any = GatewayAdmin(house.gateway.workers.routing)
         for policy in (*POLICY_NAMES, *BASELINES):
-            request = gateway_pb2.SetPolicyRequest(policy=policy, consolidate=True)
+            request = gateway_pb2.SetPolicyRequest(policy=policy)
             await admin.SetPolicy(request, None)
             response = await house.client.post("/v1/completions", json=BODY)
             assert response.status_code == 200
             state = await admin.GetRouter(gateway_pb2.GetRouterRequest(), None)
-            assert (state.policy, state.consolidate) == (policy, True)
+            assert state.policy == policy
 
         assert sorted(worker.committed_blocks for worker in state.workers) == [0, 2]
         assert all(w.accepting and w.saturation_flops > 0 for w in state.workers)
@@ -225,7 +226,7 @@ async def test_what_other_gateways_gave_a_worker_and_its_slowness_count(
         first, second = house.workers
         saturation = {worker.saturation for worker in fleet.workers.values()}.pop()
         first.tell(others_work=pb.OthersWork(num_requests=2, num_tokens=50, flops=1e9))
-        await house.until(lambda: fleet.remaining > 0)
+        await house.until(lambda: any(worker.load for worker in fleet.workers.values()))
         for number in range(3):
             await house.client.post("/v1/completions", json={**BODY, "prompt": [number] * 20})
         told = await admin.GetRouter(gateway_pb2.GetRouterRequest(), None)
@@ -239,7 +240,10 @@ async def test_what_other_gateways_gave_a_worker_and_its_slowness_count(
         second.profile = pb.EngineProfile(max_step_tokens=4096, naming=hasher.naming, slowdown=2.5)
         second.tell_all()
         await house.until(
-            lambda: fleet.remaining == 0 and len({w.pace for w in fleet.workers.values()}) == 2
+            lambda: (
+                not any(worker.load for worker in fleet.workers.values())
+                and len({w.pace for w in fleet.workers.values()}) == 2
+            )
         )
         told = await admin.GetRouter(gateway_pb2.GetRouterRequest(), None)
 
