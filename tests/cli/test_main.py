@@ -133,14 +133,14 @@ def test_the_last_line_of_a_benchmark_is_its_result(run: Run, house: Path) -> No
     assert set(result) == {"name", "commit", "machine", "config", "figures", "paper", "notes"}
     assert result["figures"] == {"a": {"b": 1.5}}
     assert result["machine"]["gemm_gflops_before"] > 0
-    assert "a.b" in done.stdout
+    assert "b 1.5" in done.stdout
 
 
-def test_figures_become_rows() -> None:
-    assert flattened({"a": {"b": 0.123456789, "c": 3}, "d": "x"}) == [
-        ("a.b", "0.123457"),
-        ("a.c", "3"),
+def test_figures_that_stand_side_by_side_share_a_row() -> None:
+    assert flattened({"a": {"b": 0.123456789, "c": {"e": 3, "f": [1]}}, "d": "x"}) == [
         ("d", "x"),
+        ("a", "b 0.123457"),
+        ("a.c", "e 3, f [1]"),
     ]
 
 

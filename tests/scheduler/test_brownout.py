@@ -142,8 +142,8 @@ async def test_commands_show_and_set_the_policy(suite: Any) -> None:
     assert "a target would be missed" in shown
 
     for wrong, status, fix in (
-        (("--mode", "on"), 2, "mode: must be one of"),
-        (("--prefill-threshold", "2"), 2, "prefill_threshold: must be in 0..1"),
+        (("--mode", "on"), 2, "--mode: must be one of"),
+        (("--prefill-threshold", "2"), 2, "--prefill-threshold: must be in 0..1"),
         ((), 2, "nothing to set"),
         (("--way", "-2"), 2, "--way must be in 0..4096"),
     ):

@@ -38,9 +38,9 @@ async def test_what_makes_no_sense_is_refused_with_the_field_and_the_fix(suite: 
     for arguments, told in (
         (("to", "fish"), "must be like 2A4E"),
         (("to", "9A9E"), "shape.attention: must be in 0..0, got 9"),
-        (("set", "--mode", "manual"), "mode: must be one of off, advise, auto"),
-        (("set", "--headroom", "0.5"), "headroom: must be in 1..10, got 0.5"),
-        (("set", "--min-experts", "3", "--max-experts", "2"), "max_experts: must be 0 for any"),
+        (("set", "--mode", "manual"), "--mode: must be one of off, advise, auto"),
+        (("set", "--headroom", "0.5"), "--headroom: must be in 1..10, got 0.5"),
+        (("set", "--min-experts", "3", "--max-experts", "2"), "--max-experts: must be 0 for any"),
         (("set",), "nothing to set"),
     ):
         status, _, err = await run(address, "scale", *arguments)
@@ -53,7 +53,11 @@ async def test_a_setting_of_the_start_is_the_policy_until_an_operator_sets_one(s
         found = await stub.GetScaling(pb.GetScalingRequest())
 
     assert (found.policy.mode, found.policy.cool_down_s) == ("advise", 60)
-    assert (found.actuator, found.HasField("wish"), list(found.decisions)) == ("standby", False, [])
+    assert (found.actuator, found.HasField("action"), list(found.decisions)) == (
+        "standby",
+        False,
+        [],
+    )
 
 
 async def test_two_schedulers_have_one_policy(suite: Any) -> None:
@@ -98,13 +102,13 @@ async def test_who_waits_for_a_shape_is_told_what_became_of_its_own_order(suite:
         assert (status, json.loads(out)["decisions"]) == (0, []), err
 
         waiting = asyncio.create_task(run(address, "scale", "to", "2A0E", "--timeout", "60"))
-        while not (await stub.GetScaling(pb.GetScalingRequest())).HasField("wish"):
+        while not (await stub.GetScaling(pb.GetScalingRequest())).HasField("action"):
             await asyncio.sleep(0.05)
         again = pb.ScaleRequest(shape=pb.FleetShape(attention=2))
-        wish = (await stub.GetScaling(pb.GetScalingRequest())).wish
-        assert (await stub.Scale(again)).decision_id == wish.decision_id
+        action = (await stub.GetScaling(pb.GetScalingRequest())).action
+        assert (await stub.Scale(again)).decision_id == action.decision_id
 
         other = pb.ScaleRequest(shape=pb.FleetShape(attention=3))
-        assert (await stub.Scale(other)).decision_id not in ("", wish.decision_id)
+        assert (await stub.Scale(other)).decision_id not in ("", action.decision_id)
         status, _, err = await waiting
         assert (status, "2A0E: another shape was wanted" in err) == (1, True), err

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from moesaic.v1 import scheduler_pb2 as pb
 
 WORKER_COLUMNS = (
-    *("worker", "mode", "prefill", "decode", "TTFT P90", "TPOT P90", "shed", "degraded"),
+    *("worker", "mode", "prefill", "decode", "TTFT P90", "TPOT P90", "shed", "choices degraded"),
 )
 DECISION_COLUMNS = ("when (UTC)", "worker", "prefill", "decode", "shed", "predicted", "measured")
 

@@ -1,10 +1,11 @@
 """Calls to the scheduler, with its errors as exit statuses."""
 
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from moesaic.cli.terminal.console import print_json
+from moesaic.cli.terminal.options import policy_flag
 from moesaic.cli.terminal.outcome import CommandError, Exit
 
 if TYPE_CHECKING:
@@ -36,8 +37,12 @@ def scheduler_address(given: str) -> str:
     return found
 
 
-def calling(work: Coroutine[Any, Any, T]) -> T:
+def calling(work: Coroutine[Any, Any, T], flags: Mapping[str, str] | None = None) -> T:
     """Run calls to the scheduler to their end.
+
+    Args:
+        work: the calls.
+        flags: of fields that options have set. An error then names the flag.
 
     Raises:
         CommandError: with status 2 for a wrong request, 3 if the scheduler cannot be reached or does
@@ -58,7 +63,9 @@ def calling(work: Coroutine[Any, Any, T]) -> T:
         if isinstance(error, StaleEpoch):
             text = f"made for epoch {error.sent}, but {error.current} is in force: plan again"
             raise CommandError(text) from failure
-        status = Exit.ERROR
+        text, status = str(error), Exit.ERROR
+        if isinstance(error, InvalidInput) and error.field in (flags or {}):
+            text = f"{(flags or {})[error.field]}: {error.fix}"
         if isinstance(error, InvalidInput) or failure.code() in (
             grpc.StatusCode.UNAUTHENTICATED,  # the text says what to do
             grpc.StatusCode.PERMISSION_DENIED,
@@ -66,7 +73,7 @@ def calling(work: Coroutine[Any, Any, T]) -> T:
             status = Exit.USAGE
         elif isinstance(error, (PeerLost, NotReady)) or failure.code() is grpc.StatusCode.NOT_FOUND:
             status = Exit.TIMEOUT if late else Exit.UNHEALTHY
-        raise CommandError(str(error), status) from failure
+        raise CommandError(text, status) from failure
 
 
 @asynccontextmanager
@@ -121,7 +128,9 @@ def print_policy(
     """
     from moesaic.cli.clients.decisions import as_dict
 
-    policy = call(scheduler, request).policy
+    flags = {each.name: policy_flag(each.name) for each in request.policy.DESCRIPTOR.fields}
+    [found] = calling(answers(scheduler_address(scheduler), request), flags)
+    policy = found.policy
     if as_json:
         print_json(as_dict(policy))
     else:

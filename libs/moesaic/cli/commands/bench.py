@@ -111,13 +111,17 @@ def _benchmark(name: str) -> ModuleType:
     return found
 
 
-def flattened(figures: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Flatten nested figures into rows of (dotted name, value)."""
-    rows: list[tuple[str, str]] = []
+def flattened(figures: dict[str, Any], name: str = "") -> list[tuple[str, str]]:
+    """Flatten nested figures into rows of (dotted name, values); what stands side by side shares a row."""
+    values = {key: _text(value) for key, value in figures.items() if not isinstance(value, dict)}
+    rows = [*values.items()]
+    if name and values:
+        rows = [(name, ", ".join(f"{key} {value}" for key, value in values.items()))]
     for key, value in figures.items():
-        name = f"{prefix}{key}"
         if isinstance(value, dict):
-            rows += flattened(value, f"{name}.")
-        else:
-            rows.append((name, f"{value:.6g}" if isinstance(value, float) else str(value)))
+            rows += flattened(value, f"{name}.{key}" if name else key)
     return rows
+
+
+def _text(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

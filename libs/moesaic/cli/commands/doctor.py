@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from moesaic.cli.terminal.console import print_json, print_table
+from moesaic.cli.terminal.console import print_entries, print_json, print_table
 from moesaic.cli.terminal.options import JsonOption
 from moesaic.cli.terminal.outcome import Exit
 
@@ -26,10 +26,9 @@ def doctor(
     if as_json:
         print_json(msgspec.to_builtins(findings))
     else:
-        rows = [
-            (f.name, f.status, f"{f.detail}\n-> {f.fix}" if f.fix else f.detail) for f in findings
-        ]
-        print_table(("check", "status", "found, and what to do"), rows)
+        rows = [(f.name, f.status) for f in findings]
+        notes = [f"{f.detail} -> {f.fix}" if f.fix else f.detail for f in findings]
+        print_entries(("check", "status"), rows, notes)
         if listeners := [each for finding in findings for each in finding.listeners]:
             print_table(
                 ("process", "listens for", "protocol", "at", "who may speak", "what proves it"),

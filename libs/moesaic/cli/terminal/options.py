@@ -81,6 +81,11 @@ def taken_fields(model: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return {name: each for name, each in fields.items() if hasattr(each.annotation, "__metadata__")}
 
 
+def policy_flag(name: str) -> str:
+    """Name the option that sets this field of a policy."""
+    return "--" + name.removesuffix("_s").replace("_", "-")
+
+
 def sets(policy: type) -> Callable[[Command], Command]:
     """Give a command the fields of a policy as options; those that are given come as ``values``, by field.
 
@@ -95,11 +100,10 @@ def sets(policy: type) -> Callable[[Command], Command]:
         # Those are the scheduler's.
         if name not in Order.__struct_fields__:
             text = " ".join(meanings[name].replace("``", "").split())
-            flag = "--" + name.removesuffix("_s").replace("_", "-")
             # Of a choice, which the scheduler checks.
             words = get_args(each.annotation)
             mark = typer.Option(
-                flag,
+                policy_flag(name),
                 help=text,
                 metavar=f"<{'|'.join(words)}>" if words else None,
                 callback=valid_text if words else None,
@@ -113,7 +117,7 @@ def sets(policy: type) -> Callable[[Command], Command]:
             changes = {name: value for name, value in values.items() if value is not None}
             for name, value in changes.items():
                 if type(value) is int and not 0 <= value <= LARGEST:
-                    text = f"--{name.replace('_', '-')} must be in 0..{LARGEST}, got {value}"
+                    text = f"{policy_flag(name)} must be in 0..{LARGEST}, got {value}"
                     raise CommandError(text, Exit.USAGE)
             if not changes:
                 text = "nothing to set; name a part of the policy, such as --mode"
