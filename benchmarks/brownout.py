@@ -24,7 +24,7 @@ from benchmarks.common.turns import ratios, spread
 from benchmarks.engine.bench import SHAPE, EngineWorkload, make_model
 from benchmarks.engine.sides import openai_side
 from moesaic.cluster.rpc.channels import channel
-from moesaic.messages.rung import Rung
+from moesaic.messages.substitution import Substitution
 from moesaic.models.configuration.config import ModelConfig, load_config
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.digest import weights_digest
@@ -120,7 +120,7 @@ def _make(directory: Path, model: Any, config: Any, shape: dict[str, Any]) -> No
 
 def _write_means(directory: Path, checkpoint: Checkpoint, config: ModelConfig, way: int) -> None:
     num_experts, cpu = config.moe.num_experts, torch.device("cpu")
-    groups = Rung(way=way).num_united(num_experts)
+    groups = Substitution(way=way).num_united(num_experts)
     experts = {}
     for layer in config.moe_layers:
         read = [
@@ -237,6 +237,6 @@ async def set_thresholds(suite: RunningSuite, way: int, threshold: float) -> Non
                 # It adopts the way before the thresholds.
                 return
             placed = await plans.GetPlacement(scheduler_pb2.GetPlacementRequest())
-            rung = placed.placement.rung
-            if (rung.way, rung.instead) == (way, "united" if way else "fewer"):
+            substitution = placed.placement.substitution
+            if (substitution.way, substitution.instead) == (way, "united" if way else "fewer"):
                 return

@@ -19,15 +19,15 @@ from moesaic.messages.decisions import DecisionOutcome, Pin, PlacementDecision, 
 from moesaic.messages.performance import Arrival, FitSums, LoadReport, RequestLatency
 from moesaic.messages.placement import PlacedWorker, Placement, PlacementHint
 from moesaic.messages.registry import Generation, RegistryHint, Weights, WorkerRecord
-from moesaic.messages.rung import Rung
 from moesaic.messages.scaling import (
     FleetShape,
+    ScalingAction,
     ScalingDecision,
     ScalingForecast,
     ScalingPolicy,
-    ScalingWish,
 )
 from moesaic.messages.site_profile import PeerLink, SiteProfile
+from moesaic.messages.substitution import Substitution
 
 DEAD_LETTERS = "dlq:"  # written only
 KIND = Literal["document", "number", "lease", "set", "stream"]
@@ -59,7 +59,7 @@ def placement(epoch: int = 3) -> Placement:
         model_digest="model-a",
         num_experts=12,
         num_united=4,
-        rung=Rung(way=2, instead="united"),
+        substitution=Substitution(way=2, instead="united"),
         workers=[placed],
         layers=[1, 2],
         slots=[[list(range(12))]] * 2,
@@ -106,7 +106,7 @@ KEYS = (
     ),
     Key("placement:*", "document", (placement(),)),
     Key("scaling:policy", "document", (ScalingPolicy(mode="advise"),)),
-    Key("scaling:wish", "document", (ScalingWish(number=1, shape=SHAPE, at=1.0),)),
+    Key("scaling:action", "document", (ScalingAction(number=1, shape=SHAPE, at=1.0),)),
     Key("brownout:policy", "document", (BrownoutPolicy(mode="manual", prefill_threshold=0.5),)),
     Key("ctl:registry", "stream", (RegistryHint(worker_id="x", generation=1, event="joined"),)),
     Key("ctl:placement", "stream", (PlacementHint(epoch=3),)),

@@ -1,4 +1,4 @@
-"""The rungs that are compared, and what one of them makes of the questions at one threshold."""
+"""The substitutions that are compared, and what one of them makes of the questions at one threshold."""
 
 import random
 import tempfile
@@ -17,8 +17,8 @@ from benchmarks.brownout_accuracy.paper import WAYS
 from benchmarks.brownout_accuracy.serving import CPU, Ask, OneEngine, Told
 from benchmarks.brownout_accuracy.tasks import TaskSet, cross_entropy
 from moesaic.dispatch.local import LocalDispatcher
-from moesaic.dispatch.rungs import LoadedRung
-from moesaic.messages.rung import Rule, Rung
+from moesaic.dispatch.substitution import LoadedSubstitution
+from moesaic.messages.substitution import Rule, Substitution
 from moesaic.models.configuration.config import load_config
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.united import find_united
@@ -29,7 +29,7 @@ CHECKED = 5  # every fifth prompt is asked at threshold 1 too
 
 @dataclass(frozen=True)
 class Point:
-    """A rung at one threshold.
+    """A substitution at one threshold.
 
     Attributes:
         rows: true for each row of a set that was answered right.
@@ -44,7 +44,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Questions:
-    """All that a rung is asked at each threshold."""
+    """All that a substitution is asked at each threshold."""
 
     sets: Sequence[TaskSet]
     windows: Sequence[Ask]
@@ -56,23 +56,28 @@ class Questions:
         return asks[::CHECKED]
 
 
-def training_free(directory: Path) -> dict[str, LoadedRung]:
-    """Load the rungs that need no distillation, by name."""
+def training_free(directory: Path) -> dict[str, LoadedSubstitution]:
+    """Load the substitutions that need no distillation, by name."""
     with _without_united(directory) as bare:
         # It finds no united experts, and so takes means.
-        loader = LocalDispatcher(Checkpoint(bare), load_config(bare), torch.float32, CPU).rungs
-        means = [(f"mean-{way}", Rung(way=way, instead="united")) for way in WAYS]
-        others = [("fewer", Rung(instead="fewer")), ("nothing", Rung(instead="nothing"))]
-        return {name: loader.load(rung) for name, rung in means + others}
+        loader = LocalDispatcher(
+            Checkpoint(bare), load_config(bare), torch.float32, CPU
+        ).substitutions
+        means = [(f"mean-{way}", Substitution(way=way, instead="united")) for way in WAYS]
+        others = [
+            ("fewer", Substitution(instead="fewer")),
+            ("nothing", Substitution(instead="nothing")),
+        ]
+        return {name: loader.load(substitution) for name, substitution in means + others}
 
 
 def name_of(way: int, rule: Rule = "tokens") -> str:
-    """Name a rung of distilled united experts."""
+    """Name a substitution of distilled united experts."""
     return f"united-{way}" if rule == "tokens" else f"united-{way}-{rule}"
 
 
 def rule_of(name: str) -> tuple[str, str]:
-    """Split the name of a rung into that of the same rung by the paper's rule, and its own rule."""
+    """Split the name of a substitution into that of the same substitution by the paper's rule, and its own rule."""
     for rule in RULES:
         if name.endswith(f"-{rule}"):
             return name.removesuffix(f"-{rule}"), rule
@@ -81,7 +86,7 @@ def rule_of(name: str) -> tuple[str, str]:
 
 def distilled(
     engine: OneEngine, directory: Path, homes: Mapping[int, Tensor]
-) -> dict[str, LoadedRung]:
+) -> dict[str, LoadedSubstitution]:
     """Load the united experts that lie beside a model, under each rule, by name.
 
     Args:
@@ -90,21 +95,25 @@ def distilled(
         homes: the worker of each expert by layer, for the rule ``instances``: here one process has them all.
     """
     found = find_united(directory, load_config(directory))
-    rungs = {}
+    substitutions = {}
     for rule in RULES:
         for way in (way for way in WAYS if way in found):
-            loaded = engine.dispatcher.rungs.load(Rung(way=way, instead="united", rule=rule))
-            rungs[name_of(way, rule)] = _apart(loaded, homes) if rule == "instances" else loaded
-    return rungs
+            loaded = engine.dispatcher.substitutions.load(
+                Substitution(way=way, instead="united", rule=rule)
+            )
+            substitutions[name_of(way, rule)] = (
+                _apart(loaded, homes) if rule == "instances" else loaded
+            )
+    return substitutions
 
 
-def _apart(loaded: LoadedRung, homes: Mapping[int, Tensor]) -> LoadedRung:
+def _apart(loaded: LoadedSubstitution, homes: Mapping[int, Tensor]) -> LoadedSubstitution:
     layers = {layer: replace(each, homes=homes[layer]) for layer, each in loaded.layers.items()}
     return replace(loaded, layers=layers)
 
 
 async def measure(
-    engine: OneEngine, questions: Questions, loaded: LoadedRung | None, threshold: float
+    engine: OneEngine, questions: Questions, loaded: LoadedSubstitution | None, threshold: float
 ) -> Point:
     """Ask everything, one set after the other."""
     engine.degrade(loaded, threshold)
@@ -115,9 +124,9 @@ async def measure(
 
 
 async def is_exact_at_one(
-    engine: OneEngine, asks: Sequence[Ask], exact: Sequence[Told], loaded: LoadedRung
+    engine: OneEngine, asks: Sequence[Ask], exact: Sequence[Told], loaded: LoadedSubstitution
 ) -> bool:
-    """Check that a rung changes no bit of any answer at threshold 1."""
+    """Check that a substitution changes no bit of any answer at threshold 1."""
     engine.degrade(loaded, 1.0)
     told = await engine.answer(asks)
     same = [
@@ -127,7 +136,7 @@ async def is_exact_at_one(
 
 
 async def in_mixed_batches(
-    engine: OneEngine, sets: Sequence[TaskSet], loaded: LoadedRung, threshold: float
+    engine: OneEngine, sets: Sequence[TaskSet], loaded: LoadedSubstitution, threshold: float
 ) -> tuple[Rows, float]:
     """Ask all sets together, in a drawn order: a batch holds rows of many. Returns as ``Point`` has them."""
     engine.degrade(loaded, threshold)

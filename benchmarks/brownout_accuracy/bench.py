@@ -1,8 +1,8 @@
-"""Accuracy lost to brownout, by rung and threshold, on held-out rows of kinds that the demo model is good at.
+"""Accuracy lost to brownout, by substitution and threshold, on held-out rows of kinds that the demo model is good at.
 
 The rows are those of the model's card, asked and judged as there. One engine in this process answers them, one set
-after the other, first exactly and then under each rung at each threshold. The same thresholds hold for prompts and
-answers. The split of choices is per batch, so batches matter: those of all rungs are made in the same way.
+after the other, first exactly and then under each substitution at each threshold. The same thresholds hold for
+prompts and answers. The split of choices is per batch, so the batches of all substitutions are made in the same way.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ NOTES = (
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Measure all rungs; ``quick``: a few rows, two thresholds."""
+    """Measure all substitutions; ``quick``: a few rows, two thresholds."""
     return asyncio.run(_run(quick))
 
 
@@ -64,11 +64,11 @@ async def _run(quick: bool) -> dict[str, Any]:
     engine, points, inexact = OneEngine(DEMO), dict[str, dict[float, Point]](), list[str]()
     demo = DemoFleet()
     by_rule = distilled(engine, DEMO, demo.fleet.homes)
-    rungs = by_rule | training_free(DEMO)
+    substitutions = by_rule | training_free(DEMO)
     async with engine.running():
         exact = await measure(engine, questions, None, 1.0)
         reference = await engine.answer(questions.checked)
-        for name, loaded in rungs.items():
+        for name, loaded in substitutions.items():
             if not await is_exact_at_one(engine, questions.checked, reference, loaded):
                 inexact.append(name)
             points[name] = own = {}
@@ -80,9 +80,9 @@ async def _run(quick: bool) -> dict[str, Any]:
                 else:
                     own[threshold] = await measure(engine, questions, loaded, threshold)
         mixed = {
-            (way, t): await in_mixed_batches(engine, questions.sets, rungs[name_of(way)], t)
+            (way, t): await in_mixed_batches(engine, questions.sets, substitutions[name_of(way)], t)
             for way, t in POINTS
-            if name_of(way) in rungs and t in thresholds
+            if name_of(way) in substitutions and t in thresholds
         }
     busiest = demo.most_activated(by_rule, thresholds)
     measured: dict[str, Any] = {
@@ -99,7 +99,7 @@ async def _run(quick: bool) -> dict[str, Any]:
         },
         "notes": list(NOTES),
     }
-    if missing := [f"way {way}" for way in WAYS if name_of(way) not in rungs]:
+    if missing := [f"way {way}" for way in WAYS if name_of(way) not in substitutions]:
         measured["notes"].append(f"not distilled, so not measured: {', '.join(missing)}")
     if quick:
         measured["notes"].append("quick: a few rows, two thresholds, the same code path")

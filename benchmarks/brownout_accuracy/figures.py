@@ -1,4 +1,4 @@
-"""The figures of a run: losses by rung and threshold, beside the paper's, and which rung is best."""
+"""The figures of a run: losses by substitution and threshold, beside the paper's, and which substitution is best."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -24,8 +24,8 @@ SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 
 
 @dataclass(frozen=True)
-class RungResult:
-    """A rung at one threshold, beside no brownout.
+class SubstitutionResult:
+    """A substitution at one threshold, beside no brownout.
 
     Attributes:
         loss: loss of accuracy, in all sets.
@@ -40,21 +40,25 @@ class RungResult:
     perplexity: float
 
 
-Results = Mapping[str, Mapping[float, RungResult]]  # by rung and threshold, the highest first
+Results = Mapping[
+    str, Mapping[float, SubstitutionResult]
+]  # by substitution and threshold, the highest first
 
 
 def results_of(exact: Point, points: Mapping[str, Mapping[float, Point]]) -> Results:
     """Compare all points with no brownout."""
 
-    def result(point: Point) -> RungResult:
-        return RungResult(
+    def result(point: Point) -> SubstitutionResult:
+        return SubstitutionResult(
             loss_of(exact.rows, point.rows),
             loss_of(exact.rows, point.rows, CHOSEN),
             point.degraded,
             math.exp(point.cross_entropy - exact.cross_entropy),
         )
 
-    return {rung: {t: result(p) for t, p in own.items()} for rung, own in points.items()}
+    return {
+        substitution: {t: result(p) for t, p in own.items()} for substitution, own in points.items()
+    }
 
 
 def figures_of(
@@ -64,12 +68,15 @@ def figures_of(
 
     Args:
         exact: without brownout.
-        results: results of all rungs.
+        results: results of all substitutions.
         mixed: results of united experts on mixed batches, by way and threshold.
     """
 
-    def listed(value: Callable[[RungResult], float]) -> dict[str, list[float]]:
-        return {rung: [_short(value(r)) for r in own.values()] for rung, own in results.items()}
+    def listed(value: Callable[[SubstitutionResult], float]) -> dict[str, list[float]]:
+        return {
+            substitution: [_short(value(r)) for r in own.values()]
+            for substitution, own in results.items()
+        }
 
     return {
         "exact_accuracy": {name: _short(sum(rows) / len(rows)) for name, rows in exact.rows.items()},
@@ -80,8 +87,8 @@ def figures_of(
         "degraded_share": listed(lambda r: r.degraded),
         "perplexity_ratio": listed(lambda r: r.perplexity),
         "relative_loss": {
-            rung: {name: [_short(r.loss.by_set[name]) for r in own.values()] for name in exact.rows}
-            for rung, own in results.items()
+            substitution: {name: [_short(r.loss.by_set[name]) for r in own.values()] for name in exact.rows}
+            for substitution, own in results.items()
         },
         "beside_table_1": _beside_the_table(results),
         "at_paper_points": {
@@ -101,16 +108,16 @@ def figures_of(
 def _beside_the_table(results: Results) -> dict[str, Any]:
     columns = {**{f"united-{way}": way for way in WAYS}, "nothing": 0}
     return {
-        rung: {
-            "here": [_short(r.loss.average) for r in results[rung].values()],
-            "paper": [loss_at(way, t) for t in results[rung]],
+        substitution: {
+            "here": [_short(r.loss.average) for r in results[substitution].values()],
+            "paper": [loss_at(way, t) for t in results[substitution]],
         }
-        for rung, way in columns.items()
-        if rung in results
+        for substitution, way in columns.items()
+        if substitution in results
     }
 
 
-def _at_point(way: int, threshold: float, result: RungResult) -> dict[str, Any]:
+def _at_point(way: int, threshold: float, result: SubstitutionResult) -> dict[str, Any]:
     return {
         "average_relative_loss": _short(result.loss.average),
         "standard_error": _short(result.loss.standard_error),
@@ -123,17 +130,30 @@ def _at_point(way: int, threshold: float, result: RungResult) -> dict[str, Any]:
 
 
 def _training_free(results: Results) -> dict[str, Any]:
-    """Order the rungs without distillation by what they lose at the same shares of degraded choices."""
-    free = {rung: own for rung, own in results.items() if not rung.startswith("united-")}
-    losses = {rung: _curve(own, lambda r: r.loss.average) for rung, own in free.items()}
-    texts = {rung: _curve(own, lambda r: math.log(r.perplexity)) for rung, own in free.items()}
+    """Order the substitutions without distillation by what they lose at the same shares of degraded choices."""
+    free = {
+        substitution: own
+        for substitution, own in results.items()
+        if not substitution.startswith("united-")
+    }
+    losses = {
+        substitution: _curve(own, lambda r: r.loss.average) for substitution, own in free.items()
+    }
+    texts = {
+        substitution: _curve(own, lambda r: math.log(r.perplexity))
+        for substitution, own in free.items()
+    }
     shares = common_shares(losses, SHARES)
     by_loss, by_text = ranked(losses, shares), ranked(texts, shares)
     return {
         "shares": shares,
-        "loss_at_share": {rung: _at(losses[rung], shares) for rung in by_loss},
-        "mean_loss": {rung: _short(loss) for rung, loss in by_loss.items()},
-        "mean_perplexity_ratio": {rung: _short(math.exp(log)) for rung, log in by_text.items()},
+        "loss_at_share": {
+            substitution: _at(losses[substitution], shares) for substitution in by_loss
+        },
+        "mean_loss": {substitution: _short(loss) for substitution, loss in by_loss.items()},
+        "mean_perplexity_ratio": {
+            substitution: _short(math.exp(log)) for substitution, log in by_text.items()
+        },
         "best": next(iter(by_loss)),
     }
 
@@ -144,15 +164,30 @@ def by_rule_of(
     """Compare the rules by which experts stay, at the same shares of degraded choices.
 
     Args:
-        results: results of all rungs.
-        busiest: by kind of step and rung, from the least degraded on.
+        results: results of all substitutions.
+        busiest: by kind of step and substitution, from the least degraded on.
     """
     told: dict[str, Any] = {}
-    for base in {rule_of(rung)[0]: None for rung in results if rung.startswith("united-")}:
-        rungs = {rule: rung for rung in results for own, rule in [rule_of(rung)] if own == base}
-        losses = {r: _curve(results[rung], lambda r: r.loss.average) for r, rung in rungs.items()}
+    for base in {
+        rule_of(substitution)[0]: None
+        for substitution in results
+        if substitution.startswith("united-")
+    }:
+        substitutions = {
+            rule: substitution
+            for substitution in results
+            for own, rule in [rule_of(substitution)]
+            if own == base
+        }
+        losses = {
+            r: _curve(results[substitution], lambda r: r.loss.average)
+            for r, substitution in substitutions.items()
+        }
         counts = {
-            kind: {r: [(b.degraded, b.experts) for b in own[rung]] for r, rung in rungs.items()}
+            kind: {
+                r: [(b.degraded, b.experts) for b in own[substitution]]
+                for r, substitution in substitutions.items()
+            }
             for kind, own in busiest.items()
         }
         shares = common_shares(losses, SHARES)
@@ -181,7 +216,9 @@ def drawn_of(busiest: Mapping[str, Mapping[str, Sequence[Busiest]]]) -> dict[str
     return told
 
 
-def _curve(own: Mapping[float, RungResult], value: Callable[[RungResult], float]) -> Curve:
+def _curve(
+    own: Mapping[float, SubstitutionResult], value: Callable[[SubstitutionResult], float]
+) -> Curve:
     """A value by the share of degraded choices; where nothing is degraded, nothing is lost."""
     return [(0.0, 0.0), *sorted((r.degraded, value(r)) for r in own.values())]
 

@@ -17,12 +17,12 @@ from benchmarks.aebs.routing import SHAPES, Rows, batches_of, drawn_layer, place
 from benchmarks.common.placements import placed_worker
 from benchmarks.common.routing_traces import KINDS, demo_trace
 from moesaic.brownout.split import Level
-from moesaic.dispatch.rungs import LoadedRung
+from moesaic.dispatch.substitution import LoadedSubstitution
 from moesaic.kernels.brownout import split_choices
-from moesaic.kernels.promised import LayerRung, PromisedRows
+from moesaic.kernels.promised import LayerSubstitution, PromisedRows
 from moesaic.messages.placement import Placement
-from moesaic.messages.rung import Rung
-from moesaic.placement.decide.stand_ins import with_rung
+from moesaic.messages.substitution import Substitution
+from moesaic.placement.decide.stand_ins import with_substitution
 from moesaic.placement.schedule.aebs import replica_table
 from moesaic.placement.schedule.serving import activated_experts
 from moesaic_lab.placement.trace_report import evenly, halves
@@ -76,12 +76,12 @@ class PlacedWorkers:
     def busiest(
         self,
         batches: Mapping[int, Sequence[NDArray[np.integer]]],
-        layers: Mapping[int, LayerRung],
+        layers: Mapping[int, LayerSubstitution],
         threshold: float,
     ) -> Busiest:
         """Split the choices of batches of each layer, and count."""
-        rung = next(iter(layers.values())).rung
-        placement = with_rung(self._placement, rung)
+        substitution = next(iter(layers.values())).substitution
+        placement = with_substitution(self._placement, substitution)
         experts: list[int] = []
         degraded: list[float] = []
         for slots, layer in zip(placement.slots, placement.layers, strict=True):
@@ -114,13 +114,13 @@ class DemoFleet:
             }
 
     def most_activated(
-        self, rungs: Mapping[str, LoadedRung], thresholds: Sequence[float]
+        self, substitutions: Mapping[str, LoadedSubstitution], thresholds: Sequence[float]
     ) -> dict[str, dict[str, list[Busiest]]]:
-        """Count for some rungs at threshold 1 and the others, by kind of step."""
+        """Count for some substitutions at threshold 1 and the others, by kind of step."""
         return {
             kind: {
                 name: [self.fleet.busiest(own, loaded.layers, t) for t in (1.0, *thresholds)]
-                for name, loaded in rungs.items()
+                for name, loaded in substitutions.items()
             }
             for kind, own in self._batches.items()
         }
@@ -135,11 +135,15 @@ def drawn(thresholds: Sequence[float]) -> dict[str, dict[str, list[Busiest]]]:
         fleet = PlacedWorkers({0: rows[:DRAWN_ROWS]}, shape.num_experts, workers)
         batches = {0: list(batches_of(rows[DRAWN_ROWS:], 32, DRAWN_BATCHES, rng))}
         for way in (4, 8):
-            rung = Rung(way=way, instead="united")
+            substitution = Substitution(way=way, instead="united")
             rules = {"tokens": None, "instances": fleet.homes[0]}
             found[f"{workers} workers, way {way}"] = {
                 rule: [
-                    fleet.busiest(batches, {0: LayerRung(shape.num_experts, rung, homes=homes)}, t)
+                    fleet.busiest(
+                        batches,
+                        {0: LayerSubstitution(shape.num_experts, substitution, homes=homes)},
+                        t,
+                    )
                     for t in (1.0, *thresholds)
                 ]
                 for rule, homes in rules.items()
@@ -148,7 +152,7 @@ def drawn(thresholds: Sequence[float]) -> dict[str, dict[str, list[Busiest]]]:
 
 
 def _split(
-    topk_ids: NDArray[np.integer], layer: LayerRung, threshold: float
+    topk_ids: NDArray[np.integer], layer: LayerSubstitution, threshold: float
 ) -> tuple[NDArray[np.int64], float]:
     ids = torch.from_numpy(topk_ids.astype(np.int32, order="C"))
     promised = PromisedRows([Level(threshold)], [0] * len(ids))

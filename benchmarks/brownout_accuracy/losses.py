@@ -1,4 +1,4 @@
-"""Losses of accuracy, and how rungs compare at an equal share of degraded choices."""
+"""Losses of accuracy, and how substitutions compare at an equal share of degraded choices."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -11,7 +11,7 @@ import torch
 
 from moesaic.dispatch.contract import Step
 from moesaic.dispatch.local import LocalDispatcher, LocalStep
-from moesaic.dispatch.rungs import LoadedRung
+from moesaic.dispatch.substitution import LoadedSubstitution
 from moesaic.engine.engine import Engine
 from moesaic.engine.sequences.requests import (
     Degradation,
@@ -70,7 +70,7 @@ class Told:
 
 
 class OneEngine:
-    """Answers prompts under one rung and threshold after the other."""
+    """Answers prompts under one substitution and threshold after the other."""
 
     def __init__(self, directory: Path) -> None:
         """Read the model, without united experts."""
@@ -106,8 +106,8 @@ class OneEngine:
                 with suppress(asyncio.CancelledError):
                     await loop
 
-    def degrade(self, loaded: LoadedRung | None, threshold: float) -> None:
-        """Degrade by a rung, prompts and answers alike."""
+    def degrade(self, loaded: LoadedSubstitution | None, threshold: float) -> None:
+        """Degrade by a substitution, prompts and answers alike."""
         self.dispatcher.adopt(loaded)
         self.engine.set_brownout(
             BrownoutPolicy(

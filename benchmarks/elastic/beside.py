@@ -47,7 +47,7 @@ def agreement_with_scaler(
         state = ScalingState(
             now_s=0.0,
             shape=least,
-            wish=None,
+            action=None,
             bounds=ShapeBounds(least, MOST),
             demand=_arrivals(window),
             objectives=objectives,

@@ -137,7 +137,7 @@ class ElasticOperator:
     async def _until_shape(self, shape: pb.FleetShape) -> None:
         told = await self._told()
         while told.shape != shape or (
-            told.wish.shape == shape and not told.wish.HasField("seconds")
+            told.action.shape == shape and not told.action.HasField("seconds")
         ):
             await asyncio.sleep(POLL_S)
             told = await self._told()

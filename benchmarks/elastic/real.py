@@ -36,7 +36,7 @@ NOTES = (
     "lost: requests that were accepted and got no whole answer, or an error; shed ones are told to come back",
     "flaps: actions that take back one of less than two cool-downs before, though no target was missed meanwhile",
     "worker_seconds: of active workers, from the first arrival to the last",
-    "scheduler_killed: SIGKILL right after it had decided to add workers; the next leader goes on from the wish",
+    "scheduler_killed: SIGKILL right after it had decided to add workers; the next leader goes on from the action",
     "one machine: each worker is held to a part of a core, so that one more brings what it has; held_to_cores says "
     "if that was possible. The gateway, the scheduler and the client share the rest",
 )

@@ -14,7 +14,7 @@ from moesaic.kernels.gated_mlp import PlainMLP
 from moesaic.kernels.kv_rows import store_grouped_reference
 from moesaic.kernels.paged_attention import paged_attention_reference
 from moesaic.kernels.paged_rows import KVLayout, PagedRows
-from moesaic.kernels.promised import LayerRung, PromisedRows
+from moesaic.kernels.promised import LayerSubstitution, PromisedRows
 from moesaic.kernels.rms_norm import add_rms_norm_reference
 from moesaic.kernels.triton.add_rms_norm import add_rms_norm
 from moesaic.kernels.triton.brownout import split_choices
@@ -22,7 +22,7 @@ from moesaic.kernels.triton.gate import select_experts
 from moesaic.kernels.triton.grouped_experts import SlotWeights, grouped_experts
 from moesaic.kernels.triton.kv_rows import store_grouped
 from moesaic.kernels.triton.paged_attention import paged_attention
-from moesaic.messages.rung import Rung
+from moesaic.messages.substitution import Substitution
 
 BLOCK_SIZE = 16
 NUMBER_BYTES = 2
@@ -145,7 +145,7 @@ def brownout(num_rows: int) -> KernelCase:
     weights = torch.rand(num_rows, 8).softmax(dim=-1)
     levels, level_of_row = [Level(0.7), Level(0.5, 1)], torch.arange(num_rows) % 2
     promised = PromisedRows(levels, level_of_row, torch.device("cuda"))
-    layer = LayerRung(128, Rung(way=4, instead="united"))
+    layer = LayerSubstitution(128, Substitution(way=4, instead="united"))
     source = torch.stack([ids.view(torch.float32), weights]).cuda()
     copy = torch.empty_like(source)
 

@@ -12,7 +12,7 @@ from moesaic.cluster.redis.bus import Bus
 from moesaic.errors import PeerLost
 from moesaic.messages.brownout import BrownoutDecision
 from moesaic.services.attention.engine import RunningEngine
-from moesaic.services.attention.rungs import RungFollower
+from moesaic.services.attention.substitution import SubstitutionFollower
 
 log = structlog.get_logger()
 
@@ -20,11 +20,13 @@ TELL_EVERY_S = 0.5
 MOST_UNTOLD = 200  # while Redis is gone
 
 
-async def follow_policy(bus: Bus, running: RunningEngine, rungs: RungFollower) -> None:
+async def follow_policy(
+    bus: Bus, running: RunningEngine, substitutions: SubstitutionFollower
+) -> None:
     """Have the engine and its experts follow the policy of brownout, for ever."""
     async for policy in watch_brownout(bus):
         log.info("brownout.policy", mode=policy.mode, way=policy.way, rule=policy.rule)
-        await rungs.follow(policy)
+        await substitutions.follow(policy)
         running.set_brownout(policy)
 
 

@@ -18,8 +18,8 @@ from moesaic.services.attention.loading import find_model, load_worker
 from moesaic.services.attention.modes.table import MODES
 from moesaic.services.attention.observing import observe
 from moesaic.services.attention.ranks import follow
-from moesaic.services.attention.rungs import RungFollower
 from moesaic.services.attention.settings import AttentionSettings
+from moesaic.services.attention.substitution import SubstitutionFollower
 from moesaic.v1 import attention_pb2_grpc
 
 log = structlog.get_logger()
@@ -51,9 +51,9 @@ async def serve(settings: AttentionSettings) -> None:
         if slowdown := await mode.start():
             api.streams.describe(profile_of(worker, slowdown))
         await process.enter(background(engine.run(), "engine"))
-        rungs = RungFollower(mode.degrading, worker.thread)
+        substitutions = SubstitutionFollower(mode.degrading, worker.thread)
         bus, generation = process.bus, process.generation
-        following = partial(follow_policy, bus, engine, rungs)
+        following = partial(follow_policy, bus, engine, substitutions)
         await process.enter(tended(following, "brownout"))
         telling = partial(tell_decisions, bus, engine, identity.worker_id, generation)
         await process.enter(tended(telling, "brownout decisions"))

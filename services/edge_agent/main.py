@@ -29,8 +29,8 @@ from moesaic.services.attention.engine import (
 from moesaic.services.attention.loading import find_model, load_worker
 from moesaic.services.attention.modes.contract import WorkerParts
 from moesaic.services.attention.observing import observe
-from moesaic.services.attention.rungs import RungFollower
 from moesaic.services.attention.settings import AttentionSettings
+from moesaic.services.attention.substitution import SubstitutionFollower
 from moesaic.services.edge_agent.admin import EdgeAdmin
 from moesaic.services.edge_agent.leaving import hand_over
 from moesaic.services.edge_agent.limit import MemoryLimit
@@ -122,8 +122,8 @@ async def _begin_reports(
 ) -> None:
     """Follow the policy of brownout, and report profiles to the scheduler."""
     settings, site, bus = process.settings, profiler.site, process.bus
-    rungs = RungFollower(site.mode.degrading, worker.thread)
-    await process.enter(tended(partial(follow_policy, bus, engine, rungs), "brownout"))
+    substitutions = SubstitutionFollower(site.mode.degrading, worker.thread)
+    await process.enter(tended(partial(follow_policy, bus, engine, substitutions), "brownout"))
     worker_id, generation = settings.worker_id, process.generation
     telling = partial(tell_decisions, bus, engine, worker_id, generation)
     await process.enter(tended(telling, "brownout decisions"))

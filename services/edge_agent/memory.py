@@ -53,8 +53,8 @@ class MemoryNeeds:
 
 
 @dataclass(frozen=True)
-class MemoryWishes:
-    """Wishes of the settings; 0 leaves a size to the plan."""
+class RequestedSizes:
+    """Sizes that the settings request; 0 leaves a size to the plan."""
 
     kv_blocks: int
     most_rows: int  # of a step
@@ -83,21 +83,21 @@ class MemoryPlan:
     num_cached: int
 
 
-def plan_memory(limit_bytes: int, needs: MemoryNeeds, wishes: MemoryWishes) -> MemoryPlan:
+def plan_memory(limit_bytes: int, needs: MemoryNeeds, requested: RequestedSizes) -> MemoryPlan:
     """Divide ``limit_bytes``; without a limit every expert has a slot.
 
     Raises:
         InvalidInput: it leaves no room for a single expert; the error names the lowest limit that does.
     """
     if not limit_bytes:
-        kv_blocks = wishes.kv_blocks or wishes.most_blocks
+        kv_blocks = requested.kv_blocks or requested.most_blocks
         num = needs.num_experts
-        return MemoryPlan(0, kv_blocks, wishes.most_rows, num, num, num)
-    kv_blocks = wishes.kv_blocks or min(
-        max(limit_bytes // KV_SHARE // needs.block, LEAST_KV_BLOCKS), wishes.most_blocks
+        return MemoryPlan(0, kv_blocks, requested.most_rows, num, num, num)
+    kv_blocks = requested.kv_blocks or min(
+        max(limit_bytes // KV_SHARE // needs.block, LEAST_KV_BLOCKS), requested.most_blocks
     )
-    rows = wishes.rows or min(
-        wishes.most_rows, max(LEAST_ROWS, limit_bytes // BUFFER_SHARE // needs.row)
+    rows = requested.rows or min(
+        requested.most_rows, max(LEAST_ROWS, limit_bytes // BUFFER_SHARE // needs.row)
     )
     fixed = needs.held + kv_blocks * needs.block + rows * needs.row
     fixed += RESERVE_BYTES + limit_bytes // RESERVE_SHARE

@@ -27,7 +27,7 @@ from moesaic.native.own_thread import on_own_thread
 from moesaic.prefix.blocks import BLOCK_SIZE
 from moesaic.services.attention.kv_room import USUAL_BLOCKS
 from moesaic.services.attention.modes.contract import Mode, WorkerParts
-from moesaic.services.edge_agent.memory import MemoryNeeds, MemoryPlan, MemoryWishes, plan_memory
+from moesaic.services.edge_agent.memory import MemoryNeeds, MemoryPlan, RequestedSizes, plan_memory
 from moesaic.services.edge_agent.settings import EdgeAgentSettings
 from moesaic.telemetry.memory import own_bytes
 from moesaic.transport.frame import FrameLimits
@@ -90,8 +90,8 @@ class Site:
             InvalidInput: it leaves no room for experts.
         """
         blocks, rows = self.plan.kv_blocks, self.plan.max_rows
-        wishes = MemoryWishes(blocks, rows, blocks, rows)
-        self.adopt(plan_memory(limit_bytes, self.needs, wishes))
+        requested = RequestedSizes(blocks, rows, blocks, rows)
+        self.adopt(plan_memory(limit_bytes, self.needs, requested))
 
     def follow_experts(self) -> bool:
         """Lower the limit to the memory there is, if that is less than planned; return true if it changed.
@@ -139,9 +139,9 @@ def limited(
     """
     held = max(0, own_bytes() - before_bytes)
     site.needs = replace(site.needs, held=held)
-    wishes = MemoryWishes(settings.kv_blocks, settings.max_num_batched_tokens, USUAL_BLOCKS)
+    requested = RequestedSizes(settings.kv_blocks, settings.max_num_batched_tokens, USUAL_BLOCKS)
     try:
-        site.adopt(plan_memory(settings.memory_bytes, site.needs, wishes))
+        site.adopt(plan_memory(settings.memory_bytes, site.needs, requested))
     except InvalidInput as error:
         raise UnusableSettings(error.field, error.fix) from error
     log.info("memory.held", held_bytes=held, expert_bytes=site.needs.expert)
@@ -181,7 +181,9 @@ async def open_site(worker: WorkerParts, settings: EdgeAgentSettings) -> Site:
     files = await thread.build(_open_files, host, config, plan) if settings.read_files else None
     meter = ActivationMeter(config.moe.num_experts)
     gates = await on_own_thread(worker.load_gates)
-    parts = SiteParts(host.epochs, gates, peers, files, host.files.experts.layer_rung, meter)
+    parts = SiteParts(
+        host.epochs, gates, peers, files, host.files.experts.layer_substitution, meter
+    )
     dispatcher = await thread.build(
         CollaborativeDispatcher,
         parts,

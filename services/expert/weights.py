@@ -14,7 +14,7 @@ from moesaic.experts.pull.loader import ExpertPeers
 from moesaic.experts.pull.ranges import Share
 from moesaic.experts.pull.server import PullServer
 from moesaic.experts.pull.shard import SlotShard
-from moesaic.messages.rung import MOST_WAY
+from moesaic.messages.substitution import MOST_WAY
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.native.own_thread import on_own_thread
 from moesaic.settings import ModelSettings

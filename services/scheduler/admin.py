@@ -22,11 +22,12 @@ from moesaic.placement.policies import require_policy
 from moesaic.services.scheduler.log import DecisionLog
 from moesaic.services.scheduler.loop import PlacementLoop
 from moesaic.services.scheduler.planning.traffic import TrafficFeed
+from moesaic.services.scheduler.scaling.actions import ActionStore
 from moesaic.services.scheduler.scaling.controller import ScalingController
-from moesaic.services.scheduler.scaling.wishes import WishStore
 from moesaic.services.scheduler.versioned import VersionedStore
 from moesaic.services.scheduler.wire import (
     decode_pin,
+    encode_action,
     encode_brownout_decision,
     encode_decision,
     encode_pin,
@@ -34,7 +35,6 @@ from moesaic.services.scheduler.wire import (
     encode_scaling_decision,
     encode_shape,
     encode_traffic,
-    encode_wish,
 )
 from moesaic.v1 import placement_pb2, scheduler_pb2_grpc
 from moesaic.v1 import scheduler_pb2 as pb
@@ -56,7 +56,7 @@ class Parts:
     feed: TrafficFeed
     brownout: VersionedStore[BrownoutPolicy]
     scaling_policy: VersionedStore[ScalingPolicy]
-    wishes: WishStore
+    actions: ActionStore
     scaling: ScalingController
 
 
@@ -231,9 +231,9 @@ class SchedulerAdmin(scheduler_pb2_grpc.SchedulerServiceServicer):
             parts = self._opened()
             await parts.decisions.refresh()
             await parts.scaling_policy.look()
-            await parts.wishes.look()
+            await parts.actions.look()
             count = min(request.limit or _USUAL_DECISIONS, _MOST_DECISIONS)
-            wish, scaling = parts.wishes.wish, parts.scaling
+            action, scaling = parts.actions.action, parts.scaling
             bounds, trouble = await scaling.bounds()
             return pb.GetScalingResponse(
                 policy=filled(pb.ScalingPolicy, parts.scaling_policy.current),
@@ -241,7 +241,7 @@ class SchedulerAdmin(scheduler_pb2_grpc.SchedulerServiceServicer):
                 shape=encode_shape(scaling.shape),
                 least=encode_shape(bounds.least) if bounds else None,
                 most=encode_shape(bounds.most) if bounds else None,
-                wish=encode_wish(wish) if wish else None,
+                action=encode_action(action) if action else None,
                 trouble=trouble,
                 decisions=map(encode_scaling_decision, parts.decisions.recent_scaling(count)),
             )

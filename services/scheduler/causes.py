@@ -45,16 +45,18 @@ def by_operator(
     }
 
 
-def by_rung(
+def by_substitution(
     current: Placement, wanted: Placement, known: Mapping[str, WorkerRecord]
 ) -> dict[str, Any]:
     """Fields for another way to degrade, which an operator asked for."""
-    rung = wanted.rung
+    substitution = wanted.substitution
     united = (
-        f"united experts of every {rung.way}" if wanted.num_united else f"{rung.instead} experts"
+        f"united experts of every {substitution.way}"
+        if wanted.num_united
+        else f"{substitution.instead} experts"
     )
     loading = _loading(own_part(current), wanted, known)
-    reason = f"choices are to be degraded by {united}, by {rung.rule}"
+    reason = f"choices are to be degraded by {united}, by {substitution.rule}"
     return {**by_operator(current, wanted, known), "reason": reason, **loading}
 
 

@@ -24,9 +24,9 @@ from moesaic.errors import (
 from moesaic.messages.decisions import DecisionOutcome, Pin, PlacementDecision, PlacementPolicy
 from moesaic.messages.placement import Placement
 from moesaic.messages.registry import WorkerRecord
-from moesaic.messages.rung import Rung
+from moesaic.messages.substitution import Substitution
 from moesaic.placement.decide.pins import unfulfilled
-from moesaic.placement.decide.stand_ins import own_part, with_rung
+from moesaic.placement.decide.stand_ins import own_part, with_substitution
 from moesaic.services.scheduler import causes
 from moesaic.services.scheduler.epochs.confirmation import Confirmation
 from moesaic.services.scheduler.epochs.placer import Cluster, Obsolete, Placer
@@ -39,31 +39,31 @@ from moesaic.services.scheduler.planning.site_planner import MigrationTerms, Sit
 from moesaic.services.scheduler.planning.site_profiles import SiteProfiles
 from moesaic.services.scheduler.planning.timing import PlanTimer
 from moesaic.services.scheduler.planning.traffic import TrafficFeed
-from moesaic.services.scheduler.rungs import Rungs
 from moesaic.services.scheduler.settings import SchedulerSettings
 from moesaic.services.scheduler.steps import ConfirmStep, PlaceStep, PlanStep, Situation, next_step
+from moesaic.services.scheduler.substitutions import Substitutions
 from moesaic.services.scheduler.versioned import VersionedStore
 
 log = structlog.get_logger()
 
 _LOOK_S = 1.0  # how often to look without news: newcomers settle, Redis may have lost its data
 _BACKOFF_S = (1.0, 30.0)  # first and longest wait after a failed placement
-# Errors that come again however often a rung is tried.
+# Errors that come again however often a substitution is tried.
 _REFUSALS = (CheckpointError, InvalidInput, PlacementInfeasible)
 _AT_ONCE_S = 0.2  # before deciding again because something has changed
 
 
 @dataclass(frozen=True)
-class PlacementWishes:
-    """Wishes of operators.
+class PlacementOrders:
+    """Orders of operators.
 
     Attributes:
         policies: how experts are placed.
-        rung: gives the way to degrade choices.
+        substitution: gives the way to degrade choices.
     """
 
     policies: VersionedStore[PlacementPolicy]
-    rung: Callable[[], Rung] = Rung
+    substitution: Callable[[], Substitution] = Substitution
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class PlacementLoop:
     def __init__(
         self,
         cluster: Cluster,
-        wishes: PlacementWishes,
+        orders: PlacementOrders,
         measured: Measured,
         decisions: DecisionLog,
         settings: SchedulerSettings,
@@ -97,7 +97,7 @@ class PlacementLoop:
         self.waiting_for: list[str] = []
         self._fleet, self._view = cluster.fleet, cluster.view
         self._leadership, self._epochs = cluster.leadership, cluster.epochs
-        self._policies, self._rungs = wishes.policies, Rungs(wishes.rung)
+        self._policies, self._substitutions = orders.policies, Substitutions(orders.substitution)
         self._feed, self._profiles, self._log = measured.traffic, measured.sites, decisions
         self._settings = settings
         self._planner = Planner(measured.traffic)
@@ -252,7 +252,7 @@ class PlacementLoop:
             workers=dict(self._fleet.workers),
             pins=pins,
             pins_tried=self._pins_tried == (self._view.epoch, pins),
-            rung=self._rungs.possible(current, self._experts()),
+            substitution=self._substitutions.possible(current, self._experts()),
             may_change=self._may_change(),
             unconfirmed=current is not None and bool(self._confirmation.missing(current)),
             went_back=max(self._epochs.floor, self._refused_epoch + 1) > self._view.epoch,
@@ -283,11 +283,11 @@ class PlacementLoop:
     async def _planned(self, current: Placement) -> PlacementPlan | None:
         """Plan by the policy in force; None if the fleet, the policy or an operator's placement goes first."""
         planning = asyncio.create_task(self._plan_by_policy_in_force(current))
-        seen, wishes = self._fleet.version, self._wishes()
+        seen, orders = self._fleet.version, self._orders()
         try:
             while not planning.done():
                 await asyncio.wait({planning}, timeout=_AT_ONCE_S)
-                changed = self._fleet.version != seen or self._wishes() != wishes
+                changed = self._fleet.version != seen or self._orders() != orders
                 if changed or self._num_orders:
                     self._timer.interrupted()
                     return None
@@ -296,8 +296,8 @@ class PlacementLoop:
             planning.cancel()
             await asyncio.gather(planning, return_exceptions=True)
 
-    def _wishes(self) -> tuple[PlacementPolicy, Rung]:
-        return self._policies.current, self._rungs.asked_for
+    def _orders(self) -> tuple[PlacementPolicy, Substitution]:
+        return self._policies.current, self._substitutions.asked_for
 
     async def _plan_by_policy_in_force(self, current: Placement) -> PlacementPlan:
         policy = self._policies.current.policy
@@ -308,7 +308,9 @@ class PlacementLoop:
 
     async def _place(self, wanted: Placement, noted: PlacementDecision, *, urgent: bool) -> None:
         """Have a decision placed, and log which epoch that takes and what became of it."""
-        wanted = with_rung(wanted, self._rungs.possible(self._view.current, self._experts()))
+        wanted = with_substitution(
+            wanted, self._substitutions.possible(self._view.current, self._experts())
+        )
         began_s = time.monotonic()
         # Unless something else comes to be known.
         outcome = DecisionOutcome(
@@ -352,7 +354,7 @@ class PlacementLoop:
         refused = isinstance(error, _REFUSALS) or type(error) is MoesaicError
         if wanted.num_united and refused:
             # The model's own experts must not want for united ones.
-            self._rungs.refuse(wanted.rung, str(error))
+            self._substitutions.refuse(wanted.substitution, str(error))
         self._closed = False  # it may have been committed, if Redis did not say
         # A worker may not have heard that it was given up.
         self._confirmation.forget()

@@ -24,14 +24,14 @@ from moesaic.services.scheduler.epochs.placer import Cluster
 from moesaic.services.scheduler.epochs.store import EpochStore
 from moesaic.services.scheduler.following import follow_while_leading
 from moesaic.services.scheduler.log import DecisionLog
-from moesaic.services.scheduler.loop import Measured, PlacementLoop, PlacementWishes
+from moesaic.services.scheduler.loop import Measured, PlacementLoop, PlacementOrders
 from moesaic.services.scheduler.planning.site_profiles import SiteProfiles
 from moesaic.services.scheduler.planning.traffic import TrafficFeed
+from moesaic.services.scheduler.scaling.actions import ActionStore
 from moesaic.services.scheduler.scaling.actuators.registry import actuator_of
 from moesaic.services.scheduler.scaling.controller import ScalingController, ScalingParts
 from moesaic.services.scheduler.scaling.feed import LoadFeed
 from moesaic.services.scheduler.scaling.predictor import FleetPredictor
-from moesaic.services.scheduler.scaling.wishes import WishStore
 from moesaic.services.scheduler.settings import SchedulerSettings
 from moesaic.services.scheduler.versioned import PLACEMENT, SCALING, VersionedStore
 from moesaic.v1 import scheduler_pb2_grpc
@@ -73,13 +73,13 @@ async def serve(settings: SchedulerSettings) -> None:
         profiles = SiteProfiles(bus, leader)
         loop = PlacementLoop(
             Cluster(fleet, view, leader, epochs),
-            PlacementWishes(policies, lambda: brownout.current.rung),
+            PlacementOrders(policies, lambda: brownout.current.substitution),
             Measured(feed, profiles),
             decisions,
             settings,
         )
         await decisions.refresh()
-        wishes = WishStore(bus, epochs, leader)
+        actions = ActionStore(bus, epochs, leader)
         load = LoadFeed(bus, leader)
         actuator = actuator_of(settings, bus, fleet, view)
         scaling = ScalingController(
@@ -88,7 +88,7 @@ async def serve(settings: SchedulerSettings) -> None:
                 view,
                 leader,
                 scaling_policy,
-                wishes,
+                actions,
                 load,
                 FleetPredictor(fleet, view, feed, load),
                 decisions,
@@ -106,7 +106,7 @@ async def serve(settings: SchedulerSettings) -> None:
                 feed,
                 brownout,
                 scaling_policy,
-                wishes,
+                actions,
                 scaling,
             )
         )
@@ -118,7 +118,7 @@ async def serve(settings: SchedulerSettings) -> None:
             "placer": loop.run,
             "placement policy": policies.run,
             "scaling policy": scaling_policy.run,
-            "scaling wish": wishes.run,
+            "scaling action": actions.run,
             "brownout policy": brownout.run,
             "brownout decisions": partial(follow_brownout, bus, leader, decisions),
             "index": partial(tidy_index, bus),

@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from moesaic.messages.decisions import Pin
 from moesaic.messages.placement import Placement
 from moesaic.messages.registry import WorkerRecord
-from moesaic.messages.rung import Rung
+from moesaic.messages.substitution import Substitution
 from moesaic.placement.decide.fitting import fitting
 from moesaic.placement.decide.pins import with_pins
 from moesaic.placement.decide.proposal import Proposal
-from moesaic.placement.decide.stand_ins import own_part, with_rung
+from moesaic.placement.decide.stand_ins import own_part, with_substitution
 from moesaic.services.scheduler import causes
 
 
@@ -30,7 +30,7 @@ class Situation:
         workers: all workers, by id.
         pins: pins of operators.
         pins_tried: the pins were tried since the epoch, the pins or the plan last changed.
-        rung: the way to degrade that operators want and workers can have.
+        substitution: the way to degrade that operators want and workers can have.
         may_change: a placement that can wait has waited long enough.
         unconfirmed: a worker has not acknowledged ``current``.
         went_back: Redis went back to an earlier state: a worker has seen a later epoch, or another
@@ -43,7 +43,7 @@ class Situation:
     workers: Mapping[str, WorkerRecord]
     pins: list[Pin]
     pins_tried: bool
-    rung: Rung
+    substitution: Substitution
     may_change: bool
     unconfirmed: bool
     went_back: bool
@@ -59,7 +59,7 @@ class Situation:
     def changeable(self) -> Placement | None:
         """The model's own part of ``settled``, if it degrades as wanted and may change."""
         settled = self.settled
-        if settled is None or settled.rung != self.rung or not self.may_change:
+        if settled is None or settled.substitution != self.substitution or not self.may_change:
             return None
         return own_part(settled)
 
@@ -100,7 +100,7 @@ def next_step(now: Situation) -> Step | None:
         settle_workers(now)
         or go_ahead_of_workers(now)
         or confirm(now)
-        or change_rung(now)
+        or change_substitution(now)
         or place_pins(now)
         or rebalance(now)
     )
@@ -133,13 +133,13 @@ def confirm(now: Situation) -> ConfirmStep | None:
     return ConfirmStep() if now.current is not None and now.unconfirmed else None
 
 
-def change_rung(now: Situation) -> PlaceStep | None:
+def change_substitution(now: Situation) -> PlaceStep | None:
     """Change the way in which choices are degraded; experts stay where they are."""
     settled = now.settled
-    if settled is None or settled.rung == now.rung:
+    if settled is None or settled.substitution == now.substitution:
         return None
-    wanted = with_rung(settled, now.rung)
-    return PlaceStep(wanted, causes.by_rung(settled, wanted, now.workers))
+    wanted = with_substitution(settled, now.substitution)
+    return PlaceStep(wanted, causes.by_substitution(settled, wanted, now.workers))
 
 
 def place_pins(now: Situation) -> PlaceStep | None:

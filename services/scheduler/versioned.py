@@ -25,7 +25,7 @@ _T = TypeVar("_T", bound=Order)
 
 
 class VersionedStore(Generic[_T]):
-    """One document: the policy of placement with its pins, of scaling, of brownout, or the wish for a shape.
+    """One document: the policy of placement with its pins, of scaling, of brownout, or the last scaling action.
 
     ================================  ==========================  ==============================
     known to this scheduler or Redis  in force for the leader     in force for another scheduler

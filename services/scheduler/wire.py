@@ -13,9 +13,9 @@ from moesaic.messages.decisions import (
 )
 from moesaic.messages.scaling import (
     FleetShape,
+    ScalingAction,
     ScalingDecision,
     ScalingForecast,
-    ScalingWish,
 )
 from moesaic.services.scheduler.planning.planner import PlacementPlan
 from moesaic.services.scheduler.planning.traffic import ModelTraffic
@@ -64,9 +64,9 @@ def encode_shape(shape: FleetShape) -> pb.FleetShape:
     return filled(pb.FleetShape, shape)
 
 
-def encode_wish(wish: ScalingWish) -> pb.ScalingWish:
+def encode_action(action: ScalingAction) -> pb.ScalingAction:
     """The last action on numbers of workers; unknown fields are absent."""
-    return filled(pb.ScalingWish, wish, shape=encode_shape(wish.shape))
+    return filled(pb.ScalingAction, action, shape=encode_shape(action.shape))
 
 
 def encode_scaling_decision(decision: ScalingDecision) -> pb.ScalingDecision:

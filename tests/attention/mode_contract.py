@@ -21,7 +21,7 @@ from moesaic.cluster.background import background
 from moesaic.cluster.lifecycle import StopEvent
 from moesaic.cluster.placement_view import POINTER, STREAM, document
 from moesaic.cluster.service import Identity, Process, service
-from moesaic.dispatch.rungs import LoadedRung
+from moesaic.dispatch.substitution import LoadedSubstitution
 from moesaic.dispatch.two_phase.relay import ExpertRelay
 from moesaic.engine.sequences.requests import (
     Event,
@@ -36,7 +36,7 @@ from moesaic.errors import InvalidInput
 from moesaic.experts.host import ExpertHost
 from moesaic.experts.pull.ranges import Share
 from moesaic.messages.placement import PlacementHint
-from moesaic.messages.rung import Rung
+from moesaic.messages.substitution import Substitution
 from moesaic.models.configuration.config import load_config
 from moesaic.models.weights.digest import digesting
 from moesaic.models.weights.served import with_own_dtype
@@ -53,7 +53,7 @@ from tests.redis_servers import RedisServers
 from tests.waiting import until
 
 CPU = torch.device("cpu")
-PAIRS = Rung(way=2, instead="united")
+PAIRS = Substitution(way=2, instead="united")
 
 
 @dataclass
@@ -145,7 +145,7 @@ async def place_experts(process: Process[AttentionSettings], parts: WorkerParts)
         layers,
         num_experts,
         model_digest=config.digest,
-        rung=PAIRS,
+        substitution=PAIRS,
         num_united=num_united,
     )
     await on_own_thread(host.loader.prepare, placement)
@@ -256,28 +256,28 @@ class ModeContract:
         assert made_up.shape == hidden.shape
         assert made_up.dtype == hidden.dtype
 
-    async def test_steps_have_the_rung_that_was_adopted_or_placed(
+    async def test_steps_have_the_substitution_that_was_adopted_or_placed(
         self, opened: list[OpenWorker]
     ) -> None:
         worker = opened[0]
         degrading, dispatcher = worker.mode.degrading, worker.mode.dispatcher
 
-        async def rung() -> Rung | None:
+        async def substitution() -> Substitution | None:
             step = dispatcher.begin_step()
             dispatcher.end_step(step)
-            return step.rung
+            return step.substitution
 
-        async def rung_after(loaded: LoadedRung | None) -> Rung | None:
+        async def substitution_after(loaded: LoadedSubstitution | None) -> Substitution | None:
             assert degrading is not None
             degrading.adopt(loaded)
-            return await rung()
+            return await substitution()
 
         if degrading is None:
-            assert await worker.run(rung()) == (PAIRS if self.placed else None)
+            assert await worker.run(substitution()) == (PAIRS if self.placed else None)
             return
-        loaded = await on_own_thread(degrading.rungs.load, PAIRS)
-        assert await worker.run(rung_after(loaded)) == PAIRS
-        assert await worker.run(rung_after(None)) is None
+        loaded = await on_own_thread(degrading.substitutions.load, PAIRS)
+        assert await worker.run(substitution_after(loaded)) == PAIRS
+        assert await worker.run(substitution_after(None)) is None
 
     async def test_transfers_make_no_step_shorter(self, opened: list[OpenWorker]) -> None:
         assert all(worker.slowdown == 0 or worker.slowdown >= 1 for worker in opened)

@@ -12,15 +12,15 @@ from structlog.testing import capture_logs
 from moesaic.cluster.background import background
 from moesaic.cluster.brownout_view import DECISIONS, POLICY, STREAM
 from moesaic.cluster.redis.bus import Bus
-from moesaic.dispatch.rungs import LoadedRung
+from moesaic.dispatch.substitution import LoadedSubstitution
 from moesaic.engine.sequences.requests import FinishEvent, GenerationTask
 from moesaic.engine.thread import EngineThread
 from moesaic.errors import CheckpointError, PeerLost
 from moesaic.messages.brownout import BrownoutDecision, BrownoutHint, BrownoutPolicy
-from moesaic.messages.rung import Rung
+from moesaic.messages.substitution import Substitution
 from moesaic.services.attention.admin import AttentionAdmin
 from moesaic.services.attention.brownout import follow_policy, tell_decisions
-from moesaic.services.attention.rungs import RungFollower
+from moesaic.services.attention.substitution import SubstitutionFollower
 from moesaic.v1 import attention_pb2 as pb
 from tests import waiting
 from tests.attention.test_admin import serving
@@ -37,7 +37,7 @@ async def worker(model: Any, url: str) -> AsyncIterator[tuple[AttentionAdmin, Bu
         running = service.requests.engine
         assert running is not None
         telling = tell_decisions(bus, running, "attention-0", 7)
-        following = follow_policy(bus, running, RungFollower(None, running.thread))
+        following = follow_policy(bus, running, SubstitutionFollower(None, running.thread))
         async with background(following, "policy"), background(telling, "tell"):
             yield service, bus
 
@@ -99,17 +99,17 @@ async def test_rows_make_do_with_fewer_experts_if_united_ones_cannot_be_loaded(
 ) -> None:
     async with rig(tiny_model) as r:
         degrading = r.dispatcher
-        load = degrading.rungs.load
+        load = degrading.substitutions.load
 
-        def fails(rung: Rung) -> LoadedRung:
-            if rung.instead == "united":
+        def fails(substitution: Substitution) -> LoadedSubstitution:
+            if substitution.instead == "united":
                 raise error
-            return load(rung)
+            return load(substitution)
 
-        degrading.rungs.load = fails
-        rungs = RungFollower(degrading, EngineThread(asyncio.get_running_loop()))
-        await rungs.follow(BrownoutPolicy(mode="manual", way=2))
-        await rungs.follow(BrownoutPolicy(mode="manual", way=2))  # at every look
+        degrading.substitutions.load = fails
+        substitutions = SubstitutionFollower(degrading, EngineThread(asyncio.get_running_loop()))
+        await substitutions.follow(BrownoutPolicy(mode="manual", way=2))
+        await substitutions.follow(BrownoutPolicy(mode="manual", way=2))  # at every look
         r.engine.brownout.set_policy(MANUAL)
         r.submit("degraded", range(2, 40), GenerationTask(max_tokens=4))
         await r.ended("degraded")

@@ -1,4 +1,4 @@
-"""Losses of accuracy under brownout, and the order of rungs, from made-up answers."""
+"""Losses of accuracy under brownout, and the order of substitutions, from made-up answers."""
 
 import pytest
 
@@ -76,16 +76,18 @@ def point(right: int, degraded: float, cross_entropy: float) -> Point:
     return Point(rows, degraded, cross_entropy)
 
 
-def test_figures_stand_beside_the_papers_and_name_the_best_rung_without_distillation() -> None:
+def test_figures_stand_beside_the_papers_and_name_the_best_substitution_without_distillation() -> (
+    None
+):
     exact = point(10, 0.0, 4.0)
-    by_rung = {
+    by_substitution = {
         "united-2": {0.4: point(10, 0.5, 4.1), 0.0: point(9, 0.9, 4.2)},
         "mean-2": {0.4: point(8, 0.5, 4.2), 0.0: point(6, 0.9, 4.5)},
         "nothing": {0.4: point(5, 0.6, 5.0), 0.0: point(1, 1.0, 7.0)},
     }
     mixed = {(2, 0.0): (point(8, 0.9, 4.2).rows, 0.95)}
 
-    figures = figures_of(exact, results_of(exact, by_rung), mixed)
+    figures = figures_of(exact, results_of(exact, by_substitution), mixed)
 
     assert figures["average_relative_loss"]["mean-2"] == [0.2, 0.4]
     assert figures["relative_loss"]["united-2"]["sums"] == [0, 0.1]
@@ -99,7 +101,7 @@ def test_figures_stand_beside_the_papers_and_name_the_best_rung_without_distilla
 
 
 def test_rules_are_compared_at_the_same_shares_of_degraded_choices() -> None:
-    by_rung = {
+    by_substitution = {
         "united-2": {0.4: point(10, 0.5, 4.1), 0.0: point(9, 0.9, 4.2)},
         "united-2-instances": {0.4: point(9, 0.5, 4.1), 0.0: point(9, 0.9, 4.2)},
     }
@@ -110,7 +112,7 @@ def test_rules_are_compared_at_the_same_shares_of_degraded_choices() -> None:
         }
     }
 
-    told = by_rule_of(results_of(point(10, 0.0, 4.0), by_rung), busiest)["united-2"]
+    told = by_rule_of(results_of(point(10, 0.0, 4.0), by_substitution), busiest)["united-2"]
 
     assert told["shares"][:2] == [0.1, 0.2]
     assert told["loss"]["instances"][:2] == [0.02, 0.04]

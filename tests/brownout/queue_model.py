@@ -57,7 +57,7 @@ class Outcome:
     """What became of a run."""
 
     requests: list[Arrival]
-    rungs: list[tuple[float, LadderState]]
+    substitutions: list[tuple[float, LadderState]]
 
     def _late(self, requests: Iterable[Arrival], policy: BrownoutPolicy) -> dict[str, float]:
         requests = list(requests)
@@ -83,8 +83,8 @@ class Outcome:
     def back_to_exact_s(self, since_s: float) -> float:
         """Seconds from ``since_s`` on until both thresholds are 1 for two seconds."""
         exact_since_s = None
-        for at, rung in self.rungs:
-            if at < since_s or min(rung.thresholds) < 1:
+        for at, substitution in self.substitutions:
+            if at < since_s or min(substitution.thresholds) < 1:
                 exact_since_s = None
             elif exact_since_s is None:
                 exact_since_s = at
@@ -96,7 +96,9 @@ class Outcome:
         """Number of times that a threshold changed its direction."""
         found = 0
         for phase in (0, 1):
-            series = np.array([rung.thresholds[phase] for _, rung in self.rungs])
+            series = np.array(
+                [substitution.thresholds[phase] for _, substitution in self.substitutions]
+            )
             signs = np.sign(np.diff(series))
             signs = signs[signs != 0]
             found += int((signs[1:] != signs[:-1]).sum())
@@ -104,7 +106,11 @@ class Outcome:
 
     def mean_threshold(self, since_s: float, until_s: float) -> float:
         """Mean over the decisions of a time, of both phases."""
-        found = [np.mean(rung.thresholds) for at, rung in self.rungs if since_s <= at < until_s]
+        found = [
+            np.mean(substitution.thresholds)
+            for at, substitution in self.substitutions
+            if since_s <= at < until_s
+        ]
         return float(np.mean(found))
 
 
@@ -137,7 +143,7 @@ def run(
     """Serve requests to the last one's end."""
     random, ladder = np.random.default_rng(seed), Ladder(policy)
     coming, waiting, answering = deque(requests), deque[Arrival](), list[Arrival]()
-    now_s, decided_s, rungs = 0.0, -1.0, list[tuple[float, LadderState]]()
+    now_s, decided_s, substitutions = 0.0, -1.0, list[tuple[float, LadderState]]()
     while coming or waiting or answering:
         if not waiting and not answering:
             now_s = max(now_s, coming[0].at_s)
@@ -166,10 +172,10 @@ def run(
                 engine.most_answers,
                 engine.most_answers - len(answering),
             )
-            rungs.append((now_s, ladder.decide(state)))
+            substitutions.append((now_s, ladder.decide(state)))
         if waiting or answering:
             now_s = _step(ladder, engine, now_s, waiting, answering, random)
-    return Outcome(requests, rungs)
+    return Outcome(requests, substitutions)
 
 
 def _step(
@@ -180,7 +186,7 @@ def _step(
     answering: list[Arrival],
     random: np.random.Generator,
 ) -> float:
-    rung, rows, answers = ladder.rung, engine.step_rows, list(answering)
+    substitution, rows, answers = ladder.substitution, engine.step_rows, list(answering)
     begun: list[Arrival] = []
     while waiting and rows and len(answering) < engine.most_answers:
         request = waiting[0]
@@ -195,12 +201,14 @@ def _step(
     prompts, answered = engine.prompt_s * rows, engine.answer_s * len(answers)
     prefill = prompts >= answered
     decode_gain = engine.gain if engine.decode_gain is None else engine.decode_gain
-    seconds = (prompts + own * prefill) / (1 + engine.gain * (1 - rung.thresholds.prefill))
-    seconds += (answered + own * (not prefill)) / (1 + decode_gain * (1 - rung.thresholds.decode))
+    seconds = (prompts + own * prefill) / (1 + engine.gain * (1 - substitution.thresholds.prefill))
+    seconds += (answered + own * (not prefill)) / (
+        1 + decode_gain * (1 - substitution.thresholds.decode)
+    )
     seconds *= max(0.2, 1 + engine.noise * random.standard_normal())
     now_s += seconds
     ladder.note_step(
-        StepTaken(now_s, seconds, rows, len(answers), rung.thresholds), engine.step_rows
+        StepTaken(now_s, seconds, rows, len(answers), substitution.thresholds), engine.step_rows
     )
     for request in begun:
         request.ttft_s = now_s - request.at_s

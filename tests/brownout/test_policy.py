@@ -6,7 +6,7 @@ import pytest
 
 from moesaic.errors import InvalidInput
 from moesaic.messages.brownout import BrownoutPolicy
-from moesaic.messages.rung import Rung
+from moesaic.messages.substitution import Substitution
 
 
 def test_nothing_is_degraded_unless_told() -> None:
@@ -39,6 +39,6 @@ def test_a_wrong_field_is_named_with_its_fix(fields: dict[str, Any], field: str,
 
 
 def test_without_united_experts_rows_make_do_with_fewer_by_the_same_rule() -> None:
-    assert BrownoutPolicy(mode="auto").rung == Rung(instead="fewer")
-    assert BrownoutPolicy(mode="auto", rule="instances").rung.rule == "instances"
-    assert BrownoutPolicy(mode="auto", way=4).rung == Rung(way=4, instead="united")
+    assert BrownoutPolicy(mode="auto").substitution == Substitution(instead="fewer")
+    assert BrownoutPolicy(mode="auto", rule="instances").substitution.rule == "instances"
+    assert BrownoutPolicy(mode="auto", way=4).substitution == Substitution(way=4, instead="united")

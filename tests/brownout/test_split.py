@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from moesaic.brownout.split import NOBODY, Choices, Layer, Level, split_choices, staying
-from moesaic.messages.rung import Instead, Rung
+from moesaic.messages.substitution import Instead, Substitution
 
 # Rows that each of eight experts gets in figure 5 of the paper.
 FIGURE_5 = (2, 4, 1, 5, 2, 1, 2, 3)
@@ -20,7 +20,7 @@ def one_choice_each(counts: tuple[int, ...]) -> NDArray[np.int32]:
 
 
 def layer_of(num_experts: int, way: int, instead: str = "united", **more) -> Layer:
-    return Layer(num_experts, Rung(way=way, instead=instead), **more)
+    return Layer(num_experts, Substitution(way=way, instead=instead), **more)
 
 
 def split(
@@ -142,15 +142,15 @@ def test_no_weight_is_lost_and_nothing_is_served_twice(batch) -> None:
         choices.weights.sum(axis=1), batch["topk_weights"].sum(axis=1), rtol=1e-5
     )
     assert ((choices.ids == NOBODY) == (choices.weights == 0)).all()
-    num_experts, rung = batch["layer"].num_experts, batch["layer"].rung
-    assert choices.ids.max() < num_experts + rung.num_united(num_experts)
+    num_experts, substitution = batch["layer"].num_experts, batch["layer"].substitution
+    assert choices.ids.max() < num_experts + substitution.num_united(num_experts)
     for row in choices.ids:
         real = row[row != NOBODY]
         assert len(set(real.tolist())) == len(real)
     by_united = {}
     for row, wanted in zip(choices.ids, batch["topk_ids"], strict=True):
         for expert in wanted:
-            united = num_experts + expert // rung.way
+            united = num_experts + expert // substitution.way
             assert expert in row or united in row
             if expert not in row:
                 by_united.setdefault(int(united), set()).add(int(expert))

@@ -55,7 +55,7 @@ def stop(containers: Containers, name: str) -> None:
 
 
 def kill(containers: Containers, name: str) -> None:
-    # From inside, so that the engine takes it for a crash, not for an operator's wish.
+    # From inside, so that the engine takes it for a crash, not for an operator's order.
     docker("exec", name, "sh", "-c", "kill -9 -1", check=False)
 
 

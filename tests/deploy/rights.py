@@ -16,7 +16,7 @@ _WORKERS = [
     ("SET", f"{C}brownout:policy", "9"),
     ("XADD", f"{C}ctl:brownout", "*", "t", "x"),
     ("SET", f"{C}scaling:policy", "9"),
-    ("SET", f"{C}scaling:wish", "9"),
+    ("SET", f"{C}scaling:action", "9"),
     ("SET", f"{C}leader:scheduler", "me"),
     ("SREM", f"{C}workers", "expert-0"),  # of anyone: they would vanish from all views
 ]

@@ -181,7 +181,7 @@ async def test_every_role_can_do_its_work(
             sealed = {POLICY: scheduler.sealed(POLICY, policy)}
             await lead_to_write(POLICY, sealed)
             await scheduler.append(HINTS, BrownoutHint(mode="auto"))
-            for name in ("scaling:policy", "scaling:wish"):
+            for name in ("scaling:policy", "scaling:action"):
                 await lead_to_write(name, {name: scheduler.sealed(name, policy)})
             async with aclosing(watch_brownout(attention)) as found:
                 assert await anext(found) == policy

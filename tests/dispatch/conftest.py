@@ -16,8 +16,8 @@ from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
 from moesaic.experts.brownout.logical import LogicalExperts
 from moesaic.experts.host import ExpertHost
 from moesaic.messages.placement import Placement
-from moesaic.messages.rung import Rung
 from moesaic.messages.scheduling import ExpertScheduling
+from moesaic.messages.substitution import Substitution
 from moesaic.messages.wire import WireDtype
 from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.gate import load_gates
@@ -65,11 +65,11 @@ class Cluster:
         wire: WireDtype = "own",
         dtype: torch.dtype = FP32,
         where: torch.device = CPU,
-        rung: Rung | None = None,
+        substitution: Substitution | None = None,
         crooked: Collection[int] = (),
     ) -> None:
         """Workers in ``crooked`` choose other experts than they should, at layer 1."""
-        self.where, self.rung = where, rung or Rung()
+        self.where, self.substitution = where, substitution or Substitution()
         self.config, self.checkpoint = load_config(model.directory), Checkpoint(model.directory)
         self.hub, self.limits = Hub(), FrameLimits.of_hidden_size(self.config.hidden_size)
         self.hosts = [
@@ -95,10 +95,10 @@ class Cluster:
             scheduling,
             deterministic=deterministic,
             wire=wire,
-            rung_of=LogicalExperts(self.checkpoint, self.config).layer_rung,
+            substitution_of=LogicalExperts(self.checkpoint, self.config).layer_substitution,
         )
         self.local = LocalDispatcher(self.checkpoint, self.config, dtype, where)
-        self.local.adopt(self.local.rungs.load(rung) if rung else None)
+        self.local.adopt(self.local.substitutions.load(substitution) if substitution else None)
 
     def network(self, worker_id: str) -> Any:
         """A network to the others."""
@@ -126,7 +126,7 @@ class Cluster:
 
     def placement(self, epoch: int, *slots: list[int]) -> Placement:
         """The same slots in every layer; united experts follow the own ones."""
-        num_united = self.rung.num_united(NUM_EXPERTS)
+        num_united = self.substitution.num_united(NUM_EXPERTS)
         return placement_of(
             [placed_worker(f"expert-{n}", self.addresses[n]) for n in range(len(slots))],
             slots,
@@ -134,7 +134,7 @@ class Cluster:
             NUM_EXPERTS + num_united,
             epoch=epoch,
             model_digest=self.config.digest,
-            rung=self.rung,
+            substitution=self.substitution,
             num_united=num_united,
         )
 

@@ -9,13 +9,13 @@ from moesaic.cluster.waiting import Changes
 from moesaic.errors import InvalidInput
 from moesaic.services.edge_agent import limit as limits
 from moesaic.services.edge_agent.limit import MemoryLimit
-from moesaic.services.edge_agent.memory import MemoryNeeds, MemoryWishes, plan_memory
+from moesaic.services.edge_agent.memory import MemoryNeeds, RequestedSizes, plan_memory
 
 LIMIT = 80_000_000
 NEEDS = MemoryNeeds(
     held=19_000_000, expert=196_608, block=131_072, row=51_200, num_experts=256, at_once=4
 )
-WISHES = MemoryWishes(kv_blocks=0, most_rows=2048, most_blocks=1024)
+REQUESTED = RequestedSizes(kv_blocks=0, most_rows=2048, most_blocks=1024)
 
 
 class Site:
@@ -26,7 +26,7 @@ class Site:
         self.change_limit(LIMIT)
 
     def change_limit(self, limit_bytes: int) -> None:
-        self.plan = plan_memory(limit_bytes, self.needs, WISHES)
+        self.plan = plan_memory(limit_bytes, self.needs, REQUESTED)
 
 
 class Lease:
@@ -144,7 +144,7 @@ async def test_an_agent_that_could_hold_no_expert_at_all_goes_on_as_it_was(kept:
 async def test_an_operator_can_lower_the_limit_but_not_below_one_expert(kept: Kept) -> None:
     slots = await kept.limit.set(60_000_000)
 
-    assert slots == plan_memory(60_000_000, NEEDS, WISHES).num_slots
+    assert slots == plan_memory(60_000_000, NEEDS, REQUESTED).num_slots
     assert kept.lease.told == [slots]
     with pytest.raises(InvalidInput):
         await kept.limit.set(NEEDS.held)

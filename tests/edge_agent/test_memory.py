@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moesaic.errors import InvalidInput
-from moesaic.services.edge_agent.memory import MemoryNeeds, MemoryWishes, plan_memory
+from moesaic.services.edge_agent.memory import MemoryNeeds, RequestedSizes, plan_memory
 
 NEEDS = MemoryNeeds(
     held=19_000_000, expert=196_608, block=131_072, row=51_200, num_experts=256, at_once=4
 )
-WISHES = MemoryWishes(kv_blocks=0, most_rows=2048, most_blocks=1024)
+REQUESTED = RequestedSizes(kv_blocks=0, most_rows=2048, most_blocks=1024)
 
 
 @given(
@@ -25,7 +25,7 @@ def test_the_parts_never_take_more_than_the_limit(
 ) -> None:
     needs = replace(NEEDS, held=held, expert=expert, block=block)
     try:
-        plan = plan_memory(limit, needs, replace(WISHES, kv_blocks=kv_blocks))
+        plan = plan_memory(limit, needs, replace(REQUESTED, kv_blocks=kv_blocks))
     except InvalidInput:
         return
 
@@ -37,14 +37,14 @@ def test_the_parts_never_take_more_than_the_limit(
 
 
 def test_without_a_limit_every_expert_has_a_slot() -> None:
-    plan = plan_memory(0, NEEDS, WISHES)
+    plan = plan_memory(0, NEEDS, REQUESTED)
 
     assert plan.num_slots == NEEDS.num_experts
-    assert plan.max_rows == WISHES.most_rows
+    assert plan.max_rows == REQUESTED.most_rows
 
 
 def test_more_memory_is_never_worse() -> None:
-    slots = [plan_memory(mega * 1_000_000, NEEDS, WISHES).num_slots for mega in range(40, 120)]
+    slots = [plan_memory(mega * 1_000_000, NEEDS, REQUESTED).num_slots for mega in range(40, 120)]
 
     assert slots == sorted(slots)
     assert slots[-1] > slots[0]
@@ -52,13 +52,13 @@ def test_more_memory_is_never_worse() -> None:
 
 def test_a_limit_that_leaves_no_room_names_one_that_does() -> None:
     with pytest.raises(InvalidInput, match="give at least") as error:
-        plan_memory(25_000_000, NEEDS, WISHES)
+        plan_memory(25_000_000, NEEDS, REQUESTED)
 
     least = int(error.value.fix.split("give at least ")[1].split(",")[0])
-    assert plan_memory(least + (1 << 20), NEEDS, replace(WISHES, kv_blocks=8)).num_slots >= 1
+    assert plan_memory(least + (1 << 20), NEEDS, replace(REQUESTED, kv_blocks=8)).num_slots >= 1
 
 
 def test_three_agents_of_the_readme_hold_every_expert() -> None:
-    slots = [plan_memory(mega * 1_000_000, NEEDS, WISHES).num_slots for mega in (40, 40, 80)]
+    slots = [plan_memory(mega * 1_000_000, NEEDS, REQUESTED).num_slots for mega in (40, 40, 80)]
 
     assert sum(slots) >= NEEDS.num_experts

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from moesaic.dispatch.contract import Step
 from moesaic.dispatch.local import LocalDispatcher, LocalStep
-from moesaic.dispatch.rungs import LoadedRung
+from moesaic.dispatch.substitution import LoadedSubstitution
 from moesaic.engine.engine import Engine
 from moesaic.engine.sequences.requests import (
     Event,
@@ -54,7 +54,7 @@ class FlakyDispatcher(LocalDispatcher):
 
     failures = 0
     gone = False
-    has_lost = False  # some experts of the rung are served by united ones alone
+    has_lost = False  # some experts of the substitution are served by united ones alone
     turns = 0  # of the event loop that a layer takes, as if its experts were elsewhere
 
     def __init__(self, *how: Any) -> None:
@@ -67,7 +67,7 @@ class FlakyDispatcher(LocalDispatcher):
             raise NotReady("the experts were taken away", code="expert_unavailable")
         return replace(super().begin_step(), has_lost=self.has_lost)
 
-    def adopt(self, loaded: LoadedRung | None) -> None:
+    def adopt(self, loaded: LoadedSubstitution | None) -> None:
         super().adopt(loaded)
         self.has_lost = False
 

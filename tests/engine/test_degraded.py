@@ -8,7 +8,7 @@ import pytest
 import torch
 from prometheus_client import REGISTRY
 
-from moesaic.dispatch.rungs import LoadedRung
+from moesaic.dispatch.substitution import LoadedSubstitution
 from moesaic.engine.sequences.requests import (
     FailureEvent,
     FinishEvent,
@@ -19,17 +19,19 @@ from moesaic.engine.sequences.requests import (
 )
 from moesaic.errors import ExpertUnavailable
 from moesaic.messages.brownout import BrownoutPolicy
-from moesaic.messages.rung import Rung
+from moesaic.messages.substitution import Substitution
 from tests.engine.rig import Halves, Rig, rig
 from tests.engine.test_shortcut import making
 
-PAIRS = Rung(way=2, instead="united")
+PAIRS = Substitution(way=2, instead="united")
 TASK = GenerationTask(max_tokens=12, top_logprobs=3)
 PROMPTS = {f"r{n}": [(7 * n + i) % 90 for i in range(20 + n)] for n in range(6)}
 
 
-def degrade(r: Rig, rung: Rung = PAIRS, prefill: float = 0.2, decode: float = 0.2) -> None:
-    r.dispatcher.adopt(r.dispatcher.rungs.load(rung))
+def degrade(
+    r: Rig, substitution: Substitution = PAIRS, prefill: float = 0.2, decode: float = 0.2
+) -> None:
+    r.dispatcher.adopt(r.dispatcher.substitutions.load(substitution))
     manual = BrownoutPolicy(mode="manual", prefill_threshold=prefill, decode_threshold=decode)
     r.engine.brownout.set_policy(manual)
 
@@ -56,13 +58,15 @@ async def alone(tiny_model: Any) -> dict[str, list[tuple[int, float]]]:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-@pytest.mark.parametrize("rung", [PAIRS, Rung(instead="fewer"), Rung(instead="nothing")], ids=str)
+@pytest.mark.parametrize(
+    "substitution", [PAIRS, Substitution(instead="fewer"), Substitution(instead="nothing")], ids=str
+)
 async def test_exact_requests_have_their_bits_whatever_runs_beside_them(
-    tiny_model: Any, rung: Rung, whole: bool
+    tiny_model: Any, substitution: Substitution, whole: bool
 ) -> None:
     expected = await alone(tiny_model)
     async with rig(tiny_model, shortcut=making(1000, []) if whole else None) as r:
-        degrade(r, rung)
+        degrade(r, substitution)
         for n, (name, tokens) in enumerate(PROMPTS.items()):
             r.submit(name, tokens, TASK, min_threshold=1.0 if n == 2 else 0.0)
         await r.ended(*PROMPTS)
@@ -215,11 +219,11 @@ async def test_scores_of_exact_requests_share_no_rows_with_degraded_ones(tiny_mo
 
 def lose(r: Rig, experts: list[int]) -> None:
     """Let united experts alone serve some experts of every layer."""
-    loaded = r.dispatcher.rungs.load(PAIRS)
+    loaded = r.dispatcher.substitutions.load(PAIRS)
     lost = torch.zeros(8, dtype=torch.bool)
     lost[experts] = True
     layers = {layer: replace(each, lost=lost) for layer, each in loaded.layers.items()}
-    r.dispatcher.adopt(LoadedRung(PAIRS, layers, loaded.united))
+    r.dispatcher.adopt(LoadedSubstitution(PAIRS, layers, loaded.united))
     r.dispatcher.has_lost = True
 
 
@@ -288,17 +292,22 @@ async def test_parts_of_a_step_may_be_promised_everything_while_others_are_not(
         assert all(answer(r, name) == expected[name] for name in list(PROMPTS)[:3])
 
 
-async def test_a_rung_that_changes_during_a_step_is_that_of_the_next_one(tiny_model: Any) -> None:
+async def test_a_substitution_that_changes_during_a_step_is_that_of_the_next_one(
+    tiny_model: Any,
+) -> None:
     async with rig(tiny_model) as r:
         r.dispatcher.turns = 3
         degrade(r, decode=0.0)
-        rungs = [r.dispatcher.rungs.load(rung) for rung in (PAIRS, Rung(instead="fewer"))]
+        substitutions = [
+            r.dispatcher.substitutions.load(substitution)
+            for substitution in (PAIRS, Substitution(instead="fewer"))
+        ]
         for name, tokens in PROMPTS.items():
             r.submit(name, tokens, TASK)
         changes = 0
         ended = asyncio.ensure_future(r.ended(*PROMPTS))
         while not ended.done():
-            r.dispatcher.adopt([*rungs, None][changes % 3])
+            r.dispatcher.adopt([*substitutions, None][changes % 3])
             changes += 1
             await asyncio.sleep(0)
 

@@ -16,7 +16,7 @@ from moesaic.brownout.split import Level
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.kernels.held_bytes import Quantization
 from moesaic.kernels.promised import PromisedRows
-from moesaic.messages.rung import Rung
+from moesaic.messages.substitution import Substitution
 from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.layers.step_batch import StepBatch
@@ -55,9 +55,9 @@ class Both:
         self.layers = range(config.num_layers)
         self.degraded = 0
 
-    def degrade(self, rung: Rung) -> None:
-        """Compute with this rung from now on."""
-        self.dispatcher.adopt(self.dispatcher.rungs.load(rung))
+    def degrade(self, substitution: Substitution) -> None:
+        """Compute with this substitution from now on."""
+        self.dispatcher.adopt(self.dispatcher.substitutions.load(substitution))
         self.whole = self.decoder.whole_steps(self.caches[0], self.dispatcher.kernels)
 
     def step(
@@ -138,26 +138,29 @@ def test_one_call_gives_the_bits_of_its_pieces(
     assert last.shape == (1, 96)
 
 
-RUNGS = [
-    Rung(way=2, instead="united"),
-    Rung(way=3, instead="united"),
-    Rung(instead="fewer"),
-    Rung(instead="nothing"),
+SUBSTITUTIONS = [
+    Substitution(way=2, instead="united"),
+    Substitution(way=3, instead="united"),
+    Substitution(instead="fewer"),
+    Substitution(instead="nothing"),
 ]
 
 
 @pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("quantization", ["none", "int8"])
-@pytest.mark.parametrize("rung", RUNGS, ids=str)
+@pytest.mark.parametrize("substitution", SUBSTITUTIONS, ids=str)
 @pytest.mark.parametrize("case", WHOLE[:2], ids=str)
 def test_degraded_steps_have_the_bits_and_counts_of_their_pieces(
-    case: ParityCase, rung: Rung, quantization: Quantization, built: Callable[[Any], Path]
+    case: ParityCase,
+    substitution: Substitution,
+    quantization: Quantization,
+    built: Callable[[Any], Path],
 ) -> None:
     both = Both(built(case), quantization)
     a, b = (prompt_of(NUM_TOKENS, seed=seed) for seed in range(2))
     tables = [7, 0, 11], [3, 13, 4]
     both.step([(a[:30], 0, tables[0])])
-    both.degrade(rung)
+    both.degrade(substitution)
 
     both.step([(b[:30], 0, tables[1])], wanted=[2], levels=(Level(0.3),))
     both.step([(a[30:36], 30, tables[0])], wanted=[0], levels=(Level(0.0), Level(0.5, 1)))

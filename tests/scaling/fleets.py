@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moesaic.messages.scaling import FleetShape, ScalingWish
+from moesaic.messages.scaling import FleetShape, ScalingAction
 from moesaic.scaling.contract import (
     Objectives,
     RecentDemand,
@@ -65,7 +65,7 @@ def state_of(
     objectives: Objectives,
     *,
     now_s: float = 1000.0,
-    wish: ScalingWish | None = None,
+    action: ScalingAction | None = None,
     attainment: float | None = None,
     ttft_p90_s: float | None = None,
     tpot_p90_s: float | None = None,
@@ -76,7 +76,7 @@ def state_of(
     return ScalingState(
         now_s=now_s,
         shape=shape,
-        wish=wish,
+        action=action,
         bounds=bounds,
         demand=demand,
         objectives=objectives,

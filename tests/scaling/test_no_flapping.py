@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moesaic.messages.scaling import FleetShape, ScalingPolicy, ScalingWish
+from moesaic.messages.scaling import FleetShape, ScalingAction, ScalingPolicy
 from moesaic.scaling import Scaler, forecast, grows
 from moesaic.scaling.contract import Objectives, ScalingState, ServingLimits
 from tests.scaling.fleets import EvenTimes, bounds_of, demand_of, state_of
@@ -50,14 +50,14 @@ def over_time(
     delay_s: float,
     random: np.random.Generator,
     noisy: bool,
-) -> list[tuple[ScalingState, ScalingWish]]:
+) -> list[tuple[ScalingState, ScalingAction]]:
     """Have a scaler decide each ``EVERY_S`` seconds, workers coming and going ``delay_s`` later; return actions."""
-    shape, wish, done = FleetShape(1, 1), None, list[tuple[ScalingState, ScalingWish]]()
+    shape, action, done = FleetShape(1, 1), None, list[tuple[ScalingState, ScalingAction]]()
     arrivals = arrivals_of(rates, random)
     for i in range(len(rates)):
         now_s = i * EVERY_S
-        if wish is not None and now_s - wish.at >= delay_s:
-            shape = wish.shape
+        if action is not None and now_s - action.at >= delay_s:
+            shape = action.shape
         begin_s = now_s - WINDOW_S
         demand = demand_of(
             [(at - begin_s, *sizes) for at, *sizes in arrivals if begin_s < at <= now_s], WINDOW_S
@@ -68,18 +68,18 @@ def over_time(
             BOUNDS,
             TARGETS,
             now_s=now_s,
-            wish=wish,
+            action=action,
             attainment=float(random.uniform(0.7, 1.0)) if noisy and len(demand) else None,
             waiting=int(random.integers(0, 20)) if noisy else 0,
         )
         choice = scaler.decide(policy, state)
         if choice is None or not choice.allowed:
             continue
-        before = wish.shape if wish is not None else shape
+        before = action.shape if action is not None else shape
         up = grows(before, choice.wanted)
         assert up is not None, "an action changes something"
-        wish = ScalingWish(number=len(done) + 1, shape=choice.wanted, at=now_s, up=up)
-        done.append((state, wish))
+        action = ScalingAction(number=len(done) + 1, shape=choice.wanted, at=now_s, up=up)
+        done.append((state, action))
     return done
 
 
@@ -140,8 +140,8 @@ def test_a_load_that_doubles_and_halves_is_followed_both_ways() -> None:
 
     done = over_time(Scaler(TIMES, LIMITS), policy, rates, 10.0, np.random.default_rng(1), False)
 
-    totals = [wish.shape.total for _, wish in done]
-    ups = [wish.at for _, wish in done if wish.up]
+    totals = [action.shape.total for _, action in done]
+    ups = [action.at for _, action in done if action.up]
     assert sum(150 <= at < 230 for at in ups) >= 1
     assert sum(450 <= at < 530 for at in ups) >= 1
     assert totals[-1] < max(totals)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from moesaic.messages.scaling import FleetShape, ScalingPolicy, ScalingWish
+from moesaic.messages.scaling import FleetShape, ScalingAction, ScalingPolicy
 from moesaic.scaling import Scaler, forecast, grows
 from moesaic.scaling.contract import Objectives, ScalingChoice, ServingLimits
 from tests.scaling.fleets import EvenTimes, bounds_of, demand_of, state_of, steady_demand
@@ -26,8 +26,8 @@ def attained(shape: FleetShape, per_s: float, headroom: float = 1.0) -> float:
     return forecast(demand, shape, TIMES, LIMITS, TARGETS, headroom).attainment
 
 
-def wish_of(shape: FleetShape, at: float, up: bool | None) -> ScalingWish:
-    return ScalingWish(number=1, shape=shape, at=at, up=up)
+def action_of(shape: FleetShape, at: float, up: bool | None) -> ScalingAction:
+    return ScalingAction(number=1, shape=shape, at=at, up=up)
 
 
 def chosen(choice: ScalingChoice | None) -> ScalingChoice:
@@ -213,22 +213,22 @@ def test_a_fleet_outside_bounds_gets_into_them_at_once(
     shape: tuple[int, int], wanted: tuple[int, int], scaler: Scaler
 ) -> None:
     policy = ScalingPolicy(mode="advise")
-    recent = wish_of(FleetShape(4, 4), at=999.0, up=True)
-    state = state_of(FleetShape(*shape), steady_demand(5.0), BOUNDS, TARGETS, wish=recent)
+    recent = action_of(FleetShape(4, 4), at=999.0, up=True)
+    state = state_of(FleetShape(*shape), steady_demand(5.0), BOUNDS, TARGETS, action=recent)
 
     found = chosen(scaler.decide(policy, state))
 
     assert (found.wanted, found.cause, found.allowed) == (FleetShape(*wanted), "bounds", True)
 
 
-def test_a_wish_that_the_policys_numbers_no_longer_allow_is_corrected() -> None:
+def test_an_action_that_the_policys_numbers_no_longer_allow_is_corrected() -> None:
     policy = ScalingPolicy(mode="auto", max_attention=3)
     bounds = bounds_of((1, 1), (3, 8))
-    wish = wish_of(FleetShape(5, 5), at=999.0, up=True)
+    action = action_of(FleetShape(5, 5), at=999.0, up=True)
 
     found = chosen(
         SCALER.decide(
-            policy, state_of(FleetShape(2, 5), steady_demand(5.0), bounds, TARGETS, wish=wish)
+            policy, state_of(FleetShape(2, 5), steady_demand(5.0), bounds, TARGETS, action=action)
         )
     )
 
@@ -244,13 +244,13 @@ def test_a_shape_that_is_on_its_way_is_not_chosen_again() -> None:
         steady_demand(20.0),
         BOUNDS,
         TARGETS,
-        wish=wish_of(wanted, at=500.0, up=True),
+        action=action_of(wanted, at=500.0, up=True),
         attainment=0.1,
         waiting=100,
     )
 
     assert SCALER.decide(POLICY, coming) is None
-    # An adviser's wish is nobody's: the same is advised again.
+    # An adviser's action is nobody's: the same is advised again.
     assert chosen(SCALER.decide(ScalingPolicy(mode="advise"), coming)).wanted == wanted
 
 
@@ -258,8 +258,8 @@ def test_a_shape_that_is_on_its_way_is_not_chosen_again() -> None:
     ("since_s", "is_allowed"), [(0.0, False), (59.0, False), (60.0, True), (500.0, True)]
 )
 def test_after_an_action_the_fleet_cools_down(since_s: float, is_allowed: bool) -> None:
-    wish = wish_of(FleetShape(1, 1), at=1000.0 - since_s, up=False)
-    state = state_of(FleetShape(1, 1), steady_demand(20.0), BOUNDS, TARGETS, wish=wish)
+    action = action_of(FleetShape(1, 1), at=1000.0 - since_s, up=False)
+    state = state_of(FleetShape(1, 1), steady_demand(20.0), BOUNDS, TARGETS, action=action)
 
     found = chosen(SCALER.decide(POLICY, state))
 
@@ -273,8 +273,8 @@ def test_after_an_action_the_fleet_cools_down(since_s: float, is_allowed: bool) 
 def test_workers_that_came_do_not_go_for_twice_as_long(
     up: bool | None, since_s: float, is_allowed: bool
 ) -> None:
-    wish = wish_of(FleetShape(6, 6), at=1000.0 - since_s, up=up)
-    state = state_of(FleetShape(6, 6), steady_demand(5.0), BOUNDS, TARGETS, wish=wish)
+    action = action_of(FleetShape(6, 6), at=1000.0 - since_s, up=up)
+    state = state_of(FleetShape(6, 6), steady_demand(5.0), BOUNDS, TARGETS, action=action)
 
     found = chosen(SCALER.decide(POLICY, state))
 
@@ -286,14 +286,14 @@ def test_workers_that_went_come_back_early_only_if_targets_are_missed() -> None:
     enough = chosen(
         SCALER.decide(POLICY, state_of(FleetShape(1, 1), steady_demand(20.0), BOUNDS, TARGETS))
     ).wanted
-    wish = wish_of(enough, at=1000.0 - 90.0, up=False)
+    action = action_of(enough, at=1000.0 - 90.0, up=False)
 
     # More load than the headroom is for, but not more than can be served; and more than that.
     held = chosen(
-        SCALER.decide(POLICY, state_of(enough, steady_demand(22.5), BOUNDS, TARGETS, wish=wish))
+        SCALER.decide(POLICY, state_of(enough, steady_demand(22.5), BOUNDS, TARGETS, action=action))
     )
     let = chosen(
-        SCALER.decide(POLICY, state_of(enough, steady_demand(40.0), BOUNDS, TARGETS, wish=wish))
+        SCALER.decide(POLICY, state_of(enough, steady_demand(40.0), BOUNDS, TARGETS, action=action))
     )
 
     assert (held.allowed, held.bridged) == (False, False)
@@ -307,13 +307,15 @@ def test_a_part_that_is_gone_is_made_up_for() -> None:
     ).wanted
     less = FleetShape(enough.attention, enough.experts - 1)
     bounds = bounds_of((1, 1), (8, less.experts))  # it cannot be brought back
-    wish = wish_of(enough, at=0.0, up=True)
+    action = action_of(enough, at=0.0, up=True)
 
-    found = SCALER.decide(POLICY, state_of(less, steady_demand(20.0), bounds, TARGETS, wish=wish))
+    found = SCALER.decide(
+        POLICY, state_of(less, steady_demand(20.0), bounds, TARGETS, action=action)
+    )
 
     assert found is None or found.cause == "load"
     more = chosen(
-        SCALER.decide(POLICY, state_of(less, steady_demand(30.0), bounds, TARGETS, wish=wish))
+        SCALER.decide(POLICY, state_of(less, steady_demand(30.0), bounds, TARGETS, action=action))
     )
     assert more.cause == "load"
 

@@ -29,8 +29,8 @@ from moesaic.services.scheduler.log import DecisionLog
 from moesaic.services.scheduler.main import follow_brownout
 from moesaic.services.scheduler.planning.site_profiles import SiteProfiles
 from moesaic.services.scheduler.planning.traffic import TrafficFeed
+from moesaic.services.scheduler.scaling.actions import ActionStore
 from moesaic.services.scheduler.scaling.feed import LoadFeed
-from moesaic.services.scheduler.scaling.wishes import WishStore
 from moesaic.services.scheduler.versioned import PLACEMENT, SCALING, VersionedStore
 from tests.redis_keys import DEAD_LETTERS, key_of, placement
 from tests.redis_vandals import VANDALS, Vandal
@@ -49,7 +49,7 @@ async def readers(bus: Bus) -> AsyncIterator[PlacementView]:
 
         async def policies() -> None:
             async for policy in watch_brownout(bus):
-                assert policy.rung
+                assert policy.substitution
 
         async def look() -> None:
             while True:
@@ -113,7 +113,7 @@ async def test_every_look_goes_on_and_puts_right_what_is_its_own(
     bus, view, fleet = control.bus, PlacementView(), Fleet()
     async with leadership(bus, "scheduler", "s", 1) as lead:
         store, log = EpochStore(bus, lead, view), DecisionLog(bus)
-        wishes = WishStore(bus, store, lead)
+        actions = ActionStore(bus, store, lead)
         policies: list[VersionedStore[Any]] = [
             VersionedStore(bus, store, lead, PLACEMENT, PlacementPolicy(policy="eplb")),
             VersionedStore(bus, store, lead, SCALING, ScalingPolicy()),
@@ -135,7 +135,7 @@ async def test_every_look_goes_on_and_puts_right_what_is_its_own(
         ]
         before = await store.allocate()
         await store.commit(placement(before))
-        await wishes.want(FleetShape(1, 1), FleetShape(1, 2), "d")
+        await actions.want(FleetShape(1, 1), FleetShape(1, 2), "d")
         with capture_logs() as logs:
             number = 0
             while await vandal(bus, number):
@@ -144,7 +144,7 @@ async def test_every_look_goes_on_and_puts_right_what_is_its_own(
                 assert lead.held
                 for policy in policies:
                     await policy.keep()
-                await wishes.keep()
+                await actions.keep()
                 await fleet.refresh(bus)
                 assert not fleet.stale
                 await store.agree()
@@ -160,7 +160,7 @@ async def test_every_look_goes_on_and_puts_right_what_is_its_own(
                 proposer = FleetProposer(fleet)
                 proposer.look()
                 proposer.propose(view.current)
-        assert wishes.wish is not None
+        assert actions.action is not None
         load.is_caught_up = False
         await until(lambda: load.is_caught_up)  # all entries were read
         assert not any(task.done() for task in following)

@@ -8,14 +8,14 @@ from msgspec.structs import replace
 from moesaic.messages.decisions import Pin
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.messages.registry import WorkerRecord
-from moesaic.messages.rung import Rung
+from moesaic.messages.substitution import Substitution
 from moesaic.placement.decide.proposal import Proposal
 from moesaic.services.scheduler.steps import (
     ConfirmStep,
     PlaceStep,
     PlanStep,
     Situation,
-    change_rung,
+    change_substitution,
     confirm,
     go_ahead_of_workers,
     next_step,
@@ -24,7 +24,7 @@ from moesaic.services.scheduler.steps import (
     settle_workers,
 )
 
-PAIRS = Rung(way=2, instead="united")
+PAIRS = Substitution(way=2, instead="united")
 
 
 def placement(*held: list[int], epoch: int = 3) -> Placement:
@@ -68,7 +68,7 @@ def situation(**changes: Any) -> Situation:
         "workers": {name: worker(name) for name in ("w0", "w1")},
         "pins": [],
         "pins_tried": False,
-        "rung": Rung(),
+        "substitution": Substitution(),
         "may_change": True,
         "unconfirmed": False,
         "went_back": False,
@@ -86,7 +86,7 @@ CALLS: list[tuple[dict[str, Any], type, str]] = [
     ({"proposal": Proposal(placement=PROPOSED, urgent=True)}, PlaceStep, "workers"),
     ({"went_back": True}, PlaceStep, "workers"),
     ({"unconfirmed": True}, ConfirmStep, ""),
-    ({"rung": PAIRS}, PlaceStep, "operator"),
+    ({"substitution": PAIRS}, PlaceStep, "operator"),
     (pinned(), PlaceStep, "operator"),
     ({"plan_due": True}, PlanStep, ""),
 ]
@@ -143,16 +143,16 @@ def test_a_redis_that_went_back_gets_the_same_placement_under_a_new_epoch() -> N
 
 @pytest.mark.parametrize("unsettled", [{"unconfirmed": True}, {"went_back": True}])
 def test_nothing_else_changes_before_workers_have_the_placement(unsettled: Any) -> None:
-    now = situation(rung=PAIRS, plan_due=True, **pinned(), **unsettled)
+    now = situation(substitution=PAIRS, plan_due=True, **pinned(), **unsettled)
 
-    assert (change_rung(now), place_pins(now), rebalance(now)) == (None, None, None)
+    assert (change_substitution(now), place_pins(now), rebalance(now)) == (None, None, None)
     assert confirm(situation(unconfirmed=True, current=None)) is None
 
 
-def test_another_rung_needs_no_wait_and_goes_before_pins_and_plans() -> None:
-    now = situation(rung=PAIRS, may_change=False, plan_due=True, **pinned())
+def test_another_substitution_needs_no_wait_and_goes_before_pins_and_plans() -> None:
+    now = situation(substitution=PAIRS, may_change=False, plan_due=True, **pinned())
 
-    step = change_rung(now)
+    step = change_substitution(now)
     assert step is not None
     assert step.wanted.num_united == 2
     assert (place_pins(now), rebalance(now)) == (None, None)
@@ -168,8 +168,8 @@ def test_pins_are_tried_once_and_those_that_cannot_be_had_are_left() -> None:
 
 
 def test_plans_are_for_the_models_own_experts_and_wait_their_turn() -> None:
-    united = replace(CURRENT, rung=Rung(instead="fewer"))
-    now = situation(current=united, rung=united.rung, plan_due=True)
+    united = replace(CURRENT, substitution=Substitution(instead="fewer"))
+    now = situation(current=united, substitution=united.substitution, plan_due=True)
 
     assert rebalance(now) == PlanStep(CURRENT)
     assert rebalance(situation(plan_due=True, may_change=False)) is None

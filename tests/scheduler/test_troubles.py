@@ -1,4 +1,4 @@
-"""One broken worker, one impossible wish or one dead scheduler does not stop the others."""
+"""One broken worker, one impossible action or one dead scheduler does not stop the others."""
 
 import asyncio
 from contextlib import AsyncExitStack

@@ -1,4 +1,4 @@
-"""Every order keeps one promise, over a real Redis: policies that operators set, and the wish for a shape."""
+"""Every order keeps one promise, over a real Redis: policies that operators set, and the action for a shape."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -16,9 +16,9 @@ from moesaic.cluster.redis.bus import Bus
 from moesaic.errors import InvalidInput, NotReady
 from moesaic.messages.brownout import BrownoutPolicy
 from moesaic.messages.decisions import Pin, PlacementPolicy
-from moesaic.messages.scaling import FleetShape, ScalingPolicy, ScalingWish
+from moesaic.messages.scaling import FleetShape, ScalingAction, ScalingPolicy
 from moesaic.services.scheduler.epochs.store import EpochStore
-from moesaic.services.scheduler.scaling.wishes import WISH
+from moesaic.services.scheduler.scaling.actions import ACTION
 from moesaic.services.scheduler.versioned import PLACEMENT, SCALING, VersionedStore
 from tests.redis_servers import RedisServer, RedisServers
 
@@ -32,8 +32,8 @@ def with_worker(policy: ScalingPolicy) -> ScalingPolicy:
     return replace(policy, max_experts=policy.max_experts + 1)
 
 
-def with_number(wish: ScalingWish) -> ScalingWish:
-    return replace(wish, number=wish.number + 1)
+def with_number(action: ScalingAction) -> ScalingAction:
+    return replace(action, number=action.number + 1)
 
 
 def with_second(policy: BrownoutPolicy) -> BrownoutPolicy:
@@ -49,9 +49,9 @@ KINDS: dict[str, tuple[Any, Any, Callable[[Any], Any]]] = {
     ),
     SCALING: (ScalingPolicy(mode="advise"), ScalingPolicy(mode="auto"), with_worker),
     POLICY: (BrownoutPolicy(mode="paper"), BrownoutPolicy(mode="auto"), with_second),
-    WISH: (
-        ScalingWish(number=0, shape=FleetShape(0, 0)),
-        ScalingWish(number=0, shape=FleetShape(0, 0), decision_id="other"),
+    ACTION: (
+        ScalingAction(number=0, shape=FleetShape(0, 0)),
+        ScalingAction(number=0, shape=FleetShape(0, 0), decision_id="other"),
         with_number,
     ),
 }

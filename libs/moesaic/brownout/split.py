@@ -7,7 +7,7 @@ the lowest id, and shares are compared as integers. So processes that see the sa
 
 Terms:
 
-* A *choice* is one row's wish for one expert. It is *degraded* if another expert, or none, serves it.
+* A *choice* is one row's pick of one expert. It is *degraded* if another expert, or none, serves it.
 * A *level* is a promise to some rows. In a batch of these rows alone, the most popular experts that have
   at least this share of all choices would stay. 1 promises every expert. Rows of one phase share their
   counts.
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from moesaic.messages.rung import Rung
+from moesaic.messages.substitution import Substitution
 
 NOBODY = -1
 MAX_LEVELS = 255
@@ -69,13 +69,13 @@ class Layer:
 
     Attributes:
         num_experts: number of experts, without united ones.
-        rung: how choices are degraded.
+        substitution: how choices are degraded.
         lost: bool ``[num_experts]``: experts that no worker can serve now; None: there are none.
         homes: int32 ``[num_experts]``, at least 0: the instance of each expert; None: all are on one.
     """
 
     num_experts: int
-    rung: Rung
+    substitution: Substitution
     lost: NDArray[np.bool_] | None = None
     homes: NDArray[np.int32] | None = None
 
@@ -97,7 +97,11 @@ def split_choices(
         layer: facts of the layer.
     """
     stay = staying(topk_ids, levels, level_of_row, layer)
-    num_experts, way, instead = layer.num_experts, layer.rung.way, layer.rung.instead
+    num_experts, way, instead = (
+        layer.num_experts,
+        layer.substitution.way,
+        layer.substitution.instead,
+    )
     there = np.ones(num_experts, dtype=bool) if layer.lost is None else ~layer.lost
     chosen = np.zeros(num_experts, dtype=bool)
     chosen[topk_ids] = True

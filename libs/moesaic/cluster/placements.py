@@ -5,7 +5,7 @@ import msgspec
 from moesaic.cluster.wire import filled
 from moesaic.errors import InvalidInput
 from moesaic.messages.placement import PlacedWorker, Placement
-from moesaic.messages.rung import Rung
+from moesaic.messages.substitution import Substitution
 from moesaic.v1 import placement_pb2 as pb
 
 
@@ -16,7 +16,7 @@ def encode_placement(placement: Placement) -> pb.Placement:
         model_digest=placement.model_digest,
         num_experts=placement.num_experts,
         num_united=placement.num_united,
-        rung=filled(pb.Rung, placement.rung),
+        substitution=filled(pb.Substitution, placement.substitution),
         workers=[filled(pb.PlacedWorker, worker) for worker in placement.workers],
         layers=[
             pb.PlacedLayer(
@@ -40,21 +40,21 @@ def decode_placement(wire: pb.Placement) -> Placement:
         model_digest=wire.model_digest,
         num_experts=wire.num_experts,
         num_united=wire.num_united,
-        rung=_decode_rung(wire),
+        substitution=_decode_substitution(wire),
         workers=[PlacedWorker.of(worker) for worker in wire.workers],
         layers=[layer.layer for layer in wire.layers],
         slots=[[list(slots.expert_ids) for slots in layer.workers] for layer in wire.layers],
     ).checked()
 
 
-def _decode_rung(wire: pb.Placement) -> Rung:
-    told = wire.rung
+def _decode_substitution(wire: pb.Placement) -> Substitution:
+    told = wire.substitution
     # It was told nothing.
     if not told.instead and not wire.num_united:
-        return Rung()
+        return Substitution()
     try:
         return msgspec.convert(
-            {"way": told.way, "instead": told.instead, "rule": told.rule}, type=Rung
+            {"way": told.way, "instead": told.instead, "rule": told.rule}, type=Substitution
         )
     except msgspec.ValidationError as error:
-        raise InvalidInput("placement.rung", str(error)) from error
+        raise InvalidInput("placement.substitution", str(error)) from error

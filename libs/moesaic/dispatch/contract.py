@@ -7,7 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from moesaic.kernels.promised import PromisedRows
-from moesaic.messages.rung import Rung
+from moesaic.messages.substitution import Substitution
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Step:
 
     step_id: bytes  # 16 bytes; unique where frames carry it
     epoch: int
-    rung: Rung | None = None  # how choices may be degraded; None: they cannot be
+    substitution: Substitution | None = None  # how choices may be degraded; None: they cannot be
     # Some experts are served by united ones alone: all rows need promises, and none may be promised everything.
     has_lost: bool = False
 
@@ -52,7 +52,7 @@ class Dispatcher(Protocol):
             step: from ``begin_step``.
             layer: index of the decoder layer.
             hidden_states: ``[T, H]``, normed. In the last layer ``T`` may be less than in the others, never 0.
-            promised: the same rows, of a step with a rung; counts choices that are degraded. None: none is.
+            promised: the same rows, of a step with a substitution; counts choices that are degraded. None: none is.
 
         Returns:
             ``[T, H]``, same dtype.

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from moesaic.dispatch.contract import Step
-from moesaic.dispatch.rungs import LoadedRung, RungLoader, with_united
+from moesaic.dispatch.substitution import LoadedSubstitution, SubstitutionLoader, with_united
 from moesaic.experts.brownout.logical import LogicalExperts
 from moesaic.experts.slots import SlotTable, load_table
 from moesaic.kernels.brownout import split_choices
 from moesaic.kernels.decoder_step import RoutedExpertsKernel
 from moesaic.kernels.gated_mlp import GatedMLP, make_mlp
 from moesaic.kernels.held_bytes import Quantization
-from moesaic.kernels.promised import LayerRung, PromisedRows
+from moesaic.kernels.promised import LayerSubstitution, PromisedRows
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.gate import Gate, load_gates
 from moesaic.models.weights.checkpoint import Checkpoint
@@ -24,24 +24,24 @@ from moesaic.models.weights.checkpoint import Checkpoint
 
 @dataclass(frozen=True, eq=False)
 class LocalExperts:
-    """All experts of a process, then the united ones of one rung.
+    """All experts of a process, then the united ones of one substitution.
 
     Attributes:
         gates: gates by decoder layer.
         table: every layer's experts, each in its own slot, then its united ones.
-        rungs: how each layer is degraded; none if it cannot be.
+        substitutions: how each layer is degraded; none if it cannot be.
     """
 
     gates: Mapping[int, Gate]
     table: SlotTable
-    rungs: Mapping[int, LayerRung] = field(default_factory=dict)
+    substitutions: Mapping[int, LayerSubstitution] = field(default_factory=dict)
 
     @cached_property
     def kernels(self) -> dict[int, RoutedExpertsKernel]:
         """Kernels by layer, for a decoder that computes them itself: ``Decoder.whole_steps``."""
         packed = {layer: slots.packed for layer, slots in self.table.layers.items()}
         kernels = {
-            at: self.gates[at].before(slots, self.rungs.get(at))
+            at: self.gates[at].before(slots, self.substitutions.get(at))
             for at, slots in packed.items()
             if slots
         }
@@ -53,11 +53,11 @@ class LocalExperts:
         """See ``Dispatcher.dispatch``."""
         topk_weights, topk_ids = self.gates[layer](hidden_states)
         if promised is not None:
-            split_choices(topk_ids, topk_weights, promised, self.rungs[layer])
+            split_choices(topk_ids, topk_weights, promised, self.substitutions[layer])
         combined = self.table.compute(layer, hidden_states, topk_weights, topk_ids, mine=None)
         return combined.to(hidden_states.dtype)
 
-    def with_rung(self, loaded: LoadedRung | None) -> "LocalExperts":
+    def with_substitution(self, loaded: LoadedSubstitution | None) -> "LocalExperts":
         """The same experts, degraded in another way."""
         table = with_united(self.table, loaded)
         return LocalExperts(self.gates, table, loaded.layers if loaded else {})
@@ -96,7 +96,7 @@ class LocalDispatcher:
                 read.gate_up, read.down, quantization, biases=biases, activation=activation
             )
 
-        self.rungs = RungLoader(logical, config.moe_layers, num_experts, bring)
+        self.substitutions = SubstitutionLoader(logical, config.moe_layers, num_experts, bring)
 
     @property
     def waiting_for(self) -> list[str]:
@@ -108,9 +108,9 @@ class LocalDispatcher:
         """See ``LocalExperts.kernels``; of steps that begin now."""
         return self._step.experts.kernels
 
-    def adopt(self, loaded: LoadedRung | None) -> None:
+    def adopt(self, loaded: LoadedSubstitution | None) -> None:
         """See ``Degrading.adopt``."""
-        self._step = _step_of(self._experts.with_rung(loaded), loaded)
+        self._step = _step_of(self._experts.with_substitution(loaded), loaded)
 
     def begin_step(self) -> LocalStep:
         """A step of the one placement there is."""
@@ -134,5 +134,10 @@ class LocalDispatcher:
         """Returns at once."""
 
 
-def _step_of(experts: LocalExperts, loaded: LoadedRung | None) -> LocalStep:
-    return LocalStep(os.urandom(16), epoch=0, experts=experts, rung=loaded.rung if loaded else None)
+def _step_of(experts: LocalExperts, loaded: LoadedSubstitution | None) -> LocalStep:
+    return LocalStep(
+        os.urandom(16),
+        epoch=0,
+        experts=experts,
+        substitution=loaded.substitution if loaded else None,
+    )

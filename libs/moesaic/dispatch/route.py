@@ -9,8 +9,8 @@ from torch import Tensor
 from moesaic.experts.assignment import has_choice, serving_workers
 from moesaic.experts.basis import AssignmentBasis
 from moesaic.messages.placement import Placement
-from moesaic.messages.rung import Rung
 from moesaic.messages.scheduling import ExpertScheduling
+from moesaic.messages.substitution import Substitution
 from moesaic.transport.contract import Link
 
 CARRYING = ("aebs", "aebs-memory-bound")  # policies that count the work of earlier batches
@@ -37,7 +37,9 @@ class Route:
     targets: dict[int, tuple[int, ...]]  # layer -> indices of workers that may serve its experts
     encoded: dict[int, Tensor]  # by layer, the basis of assignment without loads
     usual_loads: dict[int, UsualLoads]  # of layers whose policy counts them
-    rung: Rung | None = None  # how choices may be degraded; None: a united expert is missing
+    substitution: Substitution | None = (
+        None  # how choices may be degraded; None: a united expert is missing
+    )
     has_lost: bool = False  # some experts are served by united ones alone
 
     @property
@@ -90,5 +92,7 @@ def plan_route(
         if basis.scheduling in CARRYING
     }
     # A placement of before a brownout was allowed cannot degrade, whatever thresholds are by now.
-    rung = placement.rung if has_united and placement.rung != Rung() else None
-    return Route(placement, live, links, targets, encoded, usual, rung, has_lost)
+    substitution = (
+        placement.substitution if has_united and placement.substitution != Substitution() else None
+    )
+    return Route(placement, live, links, targets, encoded, usual, substitution, has_lost)

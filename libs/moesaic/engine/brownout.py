@@ -107,7 +107,7 @@ class BrownoutControl(Observer):
     @property
     def thresholds(self) -> Thresholds:
         """The thresholds in force."""
-        return self._ladder.rung.thresholds
+        return self._ladder.state.thresholds
 
     @property
     def num_open(self) -> int:
@@ -117,8 +117,8 @@ class BrownoutControl(Observer):
     @property
     def rest_s(self) -> float | None:
         """Longest time that an idle engine may rest without a look; ``None``: for ever."""
-        is_lowered = self.policy.mode == "auto" and self._ladder.rung.thresholds != EXACT
-        return REST_S if is_lowered or self._sparse.has_more(self._ladder.rung) else None
+        is_lowered = self.policy.mode == "auto" and self._ladder.state.thresholds != EXACT
+        return REST_S if is_lowered or self._sparse.has_more(self._ladder.state) else None
 
     def admit(self, request: Request, *, sweeps: bool = False) -> None:
         """Let a request join the queue, or refuse it.
@@ -183,7 +183,7 @@ class BrownoutControl(Observer):
             now_s - self._iteration_s,
             planned.prompt_rows,
             planned.num_rows - planned.prompt_rows,
-            self._ladder.rung.thresholds,
+            self._ladder.state.thresholds,
         )
         self._ladder.note_step(step, self._step_rows)
 
@@ -202,11 +202,11 @@ class BrownoutControl(Observer):
 
     def _count(self, computed: Computed) -> None:
         """Count a step's choices, and those of them that were degraded."""
-        counts, rung = computed.counts, computed.rung
+        counts, substitution = computed.counts, computed.substitution
         num_degraded = 0 if counts.degraded is None else int(counts.degraded.sum())
         self._degraded = self._degraded * CHOICES_KEPT + num_degraded
         self._choices = self._choices * CHOICES_KEPT + sum(counts.choices)
-        way = str(rung.way if rung is not None else 0)
+        way = str(substitution.way if substitution is not None else 0)
         for phase, choices in zip(PHASES, counts.choices, strict=True):
             if choices:
                 metrics.BROWNOUT_CHOICES.labels(phase).inc(choices)
@@ -217,7 +217,7 @@ class BrownoutControl(Observer):
 
     def load(self) -> BrownoutLoad:
         """Describe the state of brownout now, to metrics too."""
-        rung, now_s = self._ladder.rung, self.clock()
+        state, now_s = self._ladder.state, self.clock()
         ttft_p90_s, tpot_p90_s = (self._ladder.windows[phase].p90_s(now_s) for phase in PHASES)
         degraded_share = self._degraded / self._choices if self._choices else 0.0
         metrics.BROWNOUT_P90.labels("prefill").set(ttft_p90_s or 0.0)
@@ -225,11 +225,11 @@ class BrownoutControl(Observer):
         metrics.BROWNOUT_DEGRADED.set(degraded_share)
         return BrownoutLoad(
             self.policy.mode,
-            rung.thresholds.prefill,
-            rung.thresholds.decode,
+            state.thresholds.prefill,
+            state.thresholds.decode,
             ttft_p90_s,
             tpot_p90_s,
-            rung.shedding,
+            state.shedding,
             self._num_shed,
             degraded_share,
         )
@@ -245,12 +245,12 @@ class BrownoutControl(Observer):
         timing.began, timing.last_token_s = False, now_s
 
     def _decide(self, state: QueueState) -> None:
-        rung = self._ladder.decide(state)
+        decided = self._ladder.decide(state)
         if self._sparse.note(state.now_s, time.time(), self._ladder, self._num_shed):
             metrics.BROWNOUT_DECISIONS.inc()
-        metrics.BROWNOUT_THRESHOLD.labels("prefill").set(rung.thresholds.prefill)
-        metrics.BROWNOUT_THRESHOLD.labels("decode").set(rung.thresholds.decode)
-        metrics.BROWNOUT_SHEDDING.set(rung.shedding)
+        metrics.BROWNOUT_THRESHOLD.labels("prefill").set(decided.thresholds.prefill)
+        metrics.BROWNOUT_THRESHOLD.labels("decode").set(decided.thresholds.decode)
+        metrics.BROWNOUT_SHEDDING.set(decided.shedding)
 
     def _state(self, batcher: Batcher, now_s: float, idle_s: float) -> QueueState:
         if self.policy.mode in ("off", "manual"):

@@ -17,7 +17,7 @@ from moesaic.engine.shortcuts import Shortcut
 from moesaic.engine.steps.admission import EngineLimits
 from moesaic.engine.steps.queues import PlannedStep
 from moesaic.engine.steps.sweeps import Slice, Sweep
-from moesaic.messages.rung import Rung
+from moesaic.messages.substitution import Substitution
 from moesaic.models.layers.decoder import Decoder, MoELayer
 from moesaic.models.layers.kv_cache import KVCache
 from moesaic.models.layers.step_batch import StepBatch
@@ -33,7 +33,7 @@ class Computed:
 
     Attributes:
         epoch: of the placement under which it ran.
-        rung: by which choices of its rows were degraded.
+        substitution: by which choices of its rows were degraded.
         counts: of these choices.
         waits: for experts in other processes.
         took_s: to compute it.
@@ -42,7 +42,7 @@ class Computed:
     """
 
     epoch: int
-    rung: Rung | None
+    substitution: Substitution | None
     counts: ChoiceCounts
     waits: ExpertWaits
     took_s: float
@@ -91,7 +91,7 @@ class StepComputer:
         else:
             counts, logits = await self._compute_step(step, planned)
         took_s = time.monotonic() - started_s
-        return Computed(step.epoch, step.rung, counts, self._take_waits(), took_s, logits)
+        return Computed(step.epoch, step.substitution, counts, self._take_waits(), took_s, logits)
 
     async def _compute_step(self, step: Step, planned: PlannedStep) -> tuple[ChoiceCounts, Logits]:
         self._cache.copy_blocks(planned.copies)

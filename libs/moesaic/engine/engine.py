@@ -215,7 +215,7 @@ class Engine:
         """Decide the rows of a step. Requests that have waited too long for lost experts fail."""
         thresholds = self._computer.thresholds = self.brownout.thresholds
         self.batcher.only_standard = step.has_lost
-        self.batcher.prefill_threshold = 1.0 if step.rung is None else thresholds.prefill
+        self.batcher.prefill_threshold = 1.0 if step.substitution is None else thresholds.prefill
         planned = self.batcher.schedule()
         if step.has_lost:
             self._give_up([s for s in self.batcher.unfinished() if self.batcher.holds(s)], LOST)

@@ -66,8 +66,8 @@ class Promises:
             None if all rows get everything, or nothing can be degraded.
         """
         if step.has_lost:
-            thresholds = thresholds if step.rung is not None else EXACT
-        elif step.rung is None or min(thresholds.prefill, thresholds.decode) >= 1:
+            thresholds = thresholds if step.substitution is not None else EXACT
+        elif step.substitution is None or min(thresholds.prefill, thresholds.decode) >= 1:
             return None
         levels: dict[Level, int] = {}
         level_of_row: list[int] = []

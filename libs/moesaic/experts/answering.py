@@ -22,14 +22,14 @@ from moesaic.experts import frames
 from moesaic.experts.activations import ActivationMeter
 from moesaic.experts.assignment import Assigner, Assignment, decision_digest
 from moesaic.experts.basis import AssignmentBasis
-from moesaic.experts.brownout.logical import RungOf
+from moesaic.experts.brownout.logical import SubstitutionOf
 from moesaic.experts.costs import ExpertBatch, ExpertCosts
 from moesaic.experts.epochs import Epochs, Tenure
 from moesaic.experts.wire_rows import check_rows, from_wire
 from moesaic.experts.without_python import AnswersWithoutPython
 from moesaic.kernels.brownout import split_choices
 from moesaic.kernels.linear import activation_dtype
-from moesaic.kernels.promised import LayerRung
+from moesaic.kernels.promised import LayerSubstitution
 from moesaic.messages.placement import Placement
 from moesaic.messages.scheduling import ExpertScheduling
 from moesaic.models.configuration.config import ModelConfig
@@ -88,7 +88,7 @@ class _Decider:
     """Decides about batches of one layer, as all its workers do."""
 
     assigner: Assigner
-    rung: LayerRung
+    substitution: LayerSubstitution
 
 
 class LayerAnswers:
@@ -102,16 +102,16 @@ class LayerAnswers:
         dtype: torch.dtype,
         device: torch.device,
         activations: ActivationMeter,
-        rung_of: RungOf,
+        substitution_of: SubstitutionOf,
     ) -> None:
         """Compute beside weights of ``dtype`` with the slots of ``epochs`` on ``device``; ``gates`` are by layer.
 
-        ``rung_of`` describes how a layer is degraded.
+        ``substitution_of`` describes how a layer is degraded.
         """
         self._epochs, self._gates, self._config = epochs, gates, config
         self._dtype, self._device = activation_dtype(dtype, device), device
         self._activations = activations
-        self._rung_of = rung_of
+        self._substitution_of = substitution_of
         self._deciders: dict[_DeciderKey, _Decider] = {}
         self._newest = 0  # epoch of the deciders
         self.without_python: AnswersWithoutPython | None = None
@@ -146,7 +146,7 @@ class LayerAnswers:
         seed = request.request_id + request.layer.to_bytes(4, "little", signed=True)
         decider = self._decider(tenure, request.layer, basis)
         if promised is not None:
-            split_choices(topk_ids, topk_weights, promised, decider.rung)
+            split_choices(topk_ids, topk_weights, promised, decider.substitution)
         assignment = decider.assigner.assign(topk_ids, basis.load, seed)
         topk_ids = begin_to_host(topk_ids)
         scheduling_s = time.perf_counter() - started
@@ -218,7 +218,9 @@ class LayerAnswers:
         self._activations.take_more()
         epoch, layer = request.epoch, request.layer
         packed, decision = tenure.table.layers[layer].packed, decider.assigner.native
-        kernel = self._gates[layer].before(packed, decider.rung) if packed is not None else None
+        kernel = (
+            self._gates[layer].before(packed, decider.substitution) if packed is not None else None
+        )
         if kernel is None or packed is None or decision is None:
             return
         decision |= {"num_slots": len(packed.c), "counts": counts}
@@ -269,8 +271,10 @@ class LayerAnswers:
             assigner = Assigner(
                 placement, layer, tenure.worker_idx, basis.scheduling, basis.live, self._device
             )
-            rung = self._rung_of(layer, placement.rung, assigner.lost, assigner.homes)
-            found = self._deciders[key] = _Decider(assigner, rung)
+            substitution = self._substitution_of(
+                layer, placement.substitution, assigner.lost, assigner.homes
+            )
+            found = self._deciders[key] = _Decider(assigner, substitution)
         return found
 
     def _compute(

@@ -207,11 +207,11 @@ def lost_experts(placement: Placement, held: NDArray[np.int32]) -> Tensor | None
     Returns:
         bool ``[num_own]``; None if there are none, or others cannot be stood in for.
     """
-    num_own, rung = placement.num_own, placement.rung
+    num_own, substitution = placement.num_own, placement.substitution
     there: NDArray[np.bool_] = np.logical_or.reduce(held >= 0, axis=1)
-    if there[:num_own].all() or rung.instead != "united" or not placement.num_united:
+    if there[:num_own].all() or substitution.instead != "united" or not placement.num_united:
         return None
-    united = there[num_own:].repeat(rung.way)[:num_own]
+    united = there[num_own:].repeat(substitution.way)[:num_own]
     return torch.from_numpy(~there[:num_own] & united)
 
 

@@ -56,9 +56,9 @@ class ExpertHost:
         self.epochs = Epochs(worker_id, retire_after_s)
         self.activations = ActivationMeter(config.moe.num_experts)
         gates = load_gates(checkpoint, config, dtype, device)
-        rung_of = self.files.experts.layer_rung
+        substitution_of = self.files.experts.layer_substitution
         self.answers = LayerAnswers(
-            self.epochs, gates, config, dtype, device, self.activations, rung_of
+            self.epochs, gates, config, dtype, device, self.activations, substitution_of
         )
         self.warm_up = WarmUp(gates, config, slots_per_layer, dtype, device, quantization)
         self._kept = KeptExperts(lambda expert: self.epochs.note_alive(expert.mlp))

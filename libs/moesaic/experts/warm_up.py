@@ -20,7 +20,7 @@ from moesaic.experts.slots import LayerSlots, SlotTable
 from moesaic.kernels.gated_mlp import make_mlp
 from moesaic.kernels.held_bytes import Quantization
 from moesaic.kernels.linear import activation_dtype
-from moesaic.kernels.promised import LayerRung
+from moesaic.kernels.promised import LayerSubstitution
 from moesaic.kernels.warm_up import row_counts, warming
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.models.configuration.config import ModelConfig
@@ -58,9 +58,9 @@ class WarmUp:
             return
         config, device = self._config, self._device
         meter = ActivationMeter(config.moe.num_experts)
-        rung = LayerRung(config.moe.num_experts)
+        substitution = LayerSubstitution(config.moe.num_experts)
         answers = LayerAnswers(
-            Epochs(""), self._gates, config, self._dtype, device, meter, lambda *_: rung
+            Epochs(""), self._gates, config, self._dtype, device, meter, lambda *_: substitution
         )
         with warming(device, SETTING, f"a batch of {most_rows} rows beside the slots"):
             table = self._table()

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from moesaic.brownout import split
-from moesaic.kernels.promised import LayerRung, PromisedRows
+from moesaic.kernels.promised import LayerSubstitution, PromisedRows
 from moesaic.native import library
 
 
 def split_choices(
-    topk_ids: Tensor, topk_weights: Tensor, promised: PromisedRows, layer: LayerRung
+    topk_ids: Tensor, topk_weights: Tensor, promised: PromisedRows, layer: LayerSubstitution
 ) -> None:
     """Split choices in place, as ``moesaic.brownout.split.split_choices``, to the last bit.
 
@@ -41,7 +41,7 @@ def split_choices(
         weights=topk_weights.data_ptr(),
         count=len(topk_ids),
         top_k=topk_ids.shape[1],
-        rung=layer.c,
+        substitution=layer.c,
         promises=promised.c,
         degraded=promised.counts.data_ptr(),
         scratch=library.scratch(lib.split_choices_scratch(num_experts=layer.num_experts)),
@@ -49,7 +49,7 @@ def split_choices(
 
 
 def _in_numpy(
-    topk_ids: Tensor, topk_weights: Tensor, promised: PromisedRows, layer: LayerRung
+    topk_ids: Tensor, topk_weights: Tensor, promised: PromisedRows, layer: LayerSubstitution
 ) -> None:
     choices = split.split_choices(
         topk_ids.numpy(),

@@ -18,7 +18,7 @@ from torch import Tensor
 from moesaic.kernels.grouped_query import GroupedQueryKernel
 from moesaic.kernels.packed_experts import PackedSlots
 from moesaic.kernels.packed_matrix import PackedMatrix
-from moesaic.kernels.promised import LayerRung, PromisedRows
+from moesaic.kernels.promised import LayerSubstitution, PromisedRows
 from moesaic.native.library import lib, scratch
 from moesaic.native.structs import (
     ApartArgs,
@@ -55,7 +55,7 @@ class RoutedExpertsKernel:
         self,
         gate: PackedMatrix,
         slots: PackedSlots,
-        layer: LayerRung,
+        layer: LayerSubstitution,
         gating: GatingRules,
     ) -> None:
         """``gate`` is ``H -> E``, not quantised. In whole steps ``slots`` has all ``E`` experts, each in its slot, and
@@ -67,7 +67,7 @@ class RoutedExpertsKernel:
             num_slots=len(slots.c),
             size=slots.size,
             top_k=gating.top_k,
-            rung=layer.c,
+            substitution=layer.c,
             gating=gating.c,
         )
 

@@ -13,24 +13,24 @@ from torch import Tensor
 
 from moesaic.brownout import split
 from moesaic.brownout.split import Level
-from moesaic.messages.rung import Instead, Rung
-from moesaic.native.structs import PromisesArgs, RungArgs
+from moesaic.messages.substitution import Instead, Substitution
+from moesaic.native.structs import PromisesArgs, SubstitutionArgs
 
 
 @dataclass(frozen=True, eq=False)
-class LayerRung:
+class LayerSubstitution:
     """The way in which the choices of one layer are degraded; see ``moesaic.brownout.split.Layer``.
 
     Attributes:
         num_experts: experts of the layer, without united ones.
-        rung: the way to degrade.
+        substitution: the way to degrade.
         lost: bool ``[num_experts]``, on the CPU; None: none is.
         homes: int32 ``[num_experts]``, each in ``0..num_experts-1``, on the CPU: the instance that has each
             expert; None: all are in one place.
     """
 
     num_experts: int
-    rung: Rung = field(default_factory=Rung)
+    substitution: Substitution = field(default_factory=Substitution)
     lost: Tensor | None = None
     homes: Tensor | None = None
 
@@ -39,21 +39,21 @@ class LayerRung:
         """The same for the reference."""
         return split.Layer(
             self.num_experts,
-            self.rung,
+            self.substitution,
             None if self.lost is None else self.lost.numpy(),
             None if self.homes is None else self.homes.numpy(),
         )
 
     @cached_property
-    def c(self) -> RungArgs:
+    def c(self) -> SubstitutionArgs:
         """The same as C functions take it; it points into this object's memory."""
         lost = self._lost
-        return RungArgs(
+        return SubstitutionArgs(
             num_experts=self.num_experts,
-            way=self.rung.way,
+            way=self.substitution.way,
             lost=None if lost is None else lost.ctypes.data,
             homes=None if self.homes is None else self.homes.data_ptr(),
-            instead=get_args(Instead).index(self.rung.instead),
+            instead=get_args(Instead).index(self.substitution.instead),
         )
 
     @cached_property

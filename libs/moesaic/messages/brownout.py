@@ -8,7 +8,7 @@ import msgspec
 from moesaic.errors import InvalidInput
 from moesaic.messages.bounds import Count, Name, Number, Share, SmallCount
 from moesaic.messages.order import Order
-from moesaic.messages.rung import MOST_WAY, Rule, Rung
+from moesaic.messages.substitution import MOST_WAY, Rule, Substitution
 
 BrownoutMode = Literal["off", "manual", "paper", "auto"]
 """``off``: every choice is computed by its own expert. ``manual``: the thresholds that operators set.
@@ -62,13 +62,13 @@ class BrownoutPolicy(Order, frozen=True, kw_only=True, tag="brownout-policy.v1")
     rule: Rule = "tokens"
 
     @property
-    def rung(self) -> Rung:
+    def substitution(self) -> Substitution:
         """The way to degrade under this policy."""
         if self.mode == "off":
-            return Rung()
+            return Substitution()
         if self.way:
-            return Rung(way=self.way, instead="united", rule=self.rule)
-        return Rung(instead="fewer", rule=self.rule)
+            return Substitution(way=self.way, instead="united", rule=self.rule)
+        return Substitution(instead="fewer", rule=self.rule)
 
     def checked(self) -> "BrownoutPolicy":
         """Return the policy itself, if it makes sense.

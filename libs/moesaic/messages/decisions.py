@@ -11,7 +11,7 @@ EVERY_LAYER = -1
 
 
 class Pin(msgspec.Struct, frozen=True, kw_only=True):
-    """A wish of an operator: this worker holds this expert under every placement."""
+    """An order of an operator: this worker holds this expert under every placement."""
 
     layer: Annotated[
         int, msgspec.Meta(ge=EVERY_LAYER, le=(1 << 31) - 1)

@@ -4,7 +4,7 @@ import msgspec
 
 from moesaic.errors import InvalidInput
 from moesaic.messages.bounds import Count, Name, SmallCount
-from moesaic.messages.rung import Rung
+from moesaic.messages.substitution import Substitution
 
 EMPTY_SLOT = -1
 Incarnation = tuple[str, int]  # worker id and generation
@@ -46,13 +46,11 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, tag="placement.v1"):
 
     epoch: Count
     model_digest: Name
-    num_experts: (
-        SmallCount  # of a layer: the model's own, and behind them the united ones of ``rung``
-    )
+    num_experts: SmallCount  # of a layer: the model's own, and behind them the united ones of ``substitution``
     workers: list[PlacedWorker]
     layers: list[SmallCount]
     slots: list[list[list[int]]]
-    rung: Rung = Rung()  # how choices may be degraded
+    substitution: Substitution = Substitution()  # how choices may be degraded
     num_united: SmallCount = 0  # the last of ``num_experts``
 
     def checked(self) -> "Placement":
@@ -63,9 +61,9 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, tag="placement.v1"):
         """
         if self.num_experts <= self.num_united:
             raise InvalidInput("placement.num_experts", "must be at least 1 without united experts")
-        has_united = self.rung.instead == "united"
-        united = self.rung.num_united(self.num_own) if has_united else 0
-        if self.num_united != united or (has_united and not self.rung.way):
+        has_united = self.substitution.instead == "united"
+        united = self.substitution.num_united(self.num_own) if has_united else 0
+        if self.num_united != united or (has_united and not self.substitution.way):
             raise InvalidInput("placement.num_united", f"must be {united}, got {self.num_united}")
         workers = {worker.worker_id for worker in self.workers}
         if len(workers) != len(self.workers):

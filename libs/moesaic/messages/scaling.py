@@ -130,7 +130,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
 }
 
 
-class ScalingWish(Order, frozen=True, kw_only=True, tag="scaling-wish.v1"):
+class ScalingAction(Order, frozen=True, kw_only=True, tag="scaling-action.v1"):
     """The wanted shape, as the last action left it; it outlives every scheduler.
 
     Attributes:

@@ -52,8 +52,8 @@ class PromisesArgs(Structure):
     """Promises to the rows of a batch."""
 
 
-@_struct("rung")
-class RungArgs(Structure):
+@_struct("substitution")
+class SubstitutionArgs(Structure):
     """The way in which a layer's choices are degraded."""
 
 

@@ -50,8 +50,8 @@ class Assessment:
         self.policy, self.state, self.times, self._limits = policy, state, times, limits
         wanted = state.intended or state.shape
         # Else nobody carries it out.
-        if state.wish is not None and policy.mode == "auto":
-            wanted = state.wish.shape
+        if state.action is not None and policy.mode == "auto":
+            wanted = state.action.shape
         self.goal = within(state.bounds, wanted)
         self.lacks_part = self.goal != wanted
         self.is_settled = state.shape == self.goal

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from moesaic.messages.scaling import FleetShape, ScalingCause, ScalingForecast, ScalingWish
+from moesaic.messages.scaling import FleetShape, ScalingAction, ScalingCause, ScalingForecast
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class ScalingState:
     Attributes:
         now_s: time by a monotonic clock, or by one that all schedulers share.
         shape: active workers.
-        wish: the last action; None: there was none.
+        action: the last action; None: there was none.
         bounds: shapes that the policy allows and the actuator can bring.
         demand: demand of the last seconds.
         objectives: targets.
@@ -142,12 +142,12 @@ class ScalingState:
         waiting: requests that have not begun.
         thresholds: thresholds of brownout, prefill and decode: the least of any worker.
         heard: every active attention worker has reported recently.
-        intended: the shape that the actuator is set to, where no wish tells it; None: not known.
+        intended: the shape that the actuator is set to, where no action tells it; None: not known.
     """
 
     now_s: float
     shape: FleetShape
-    wish: ScalingWish | None
+    action: ScalingAction | None
     bounds: ShapeBounds
     demand: RecentDemand
     objectives: Objectives

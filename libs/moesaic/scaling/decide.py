@@ -8,7 +8,7 @@ But                  targets that are missed do not wait for the second; bounds 
 ===================  ===========================================================================================
 """
 
-from moesaic.messages.scaling import FleetShape, ScalingPolicy, ScalingWish
+from moesaic.messages.scaling import FleetShape, ScalingAction, ScalingPolicy
 from moesaic.scaling.assessment import Assessment
 from moesaic.scaling.contract import ScalingChoice, ScalingState, ServingLimits, StepTimes
 from moesaic.scaling.proposals import ShapeProposal, fewer, into_bounds, more, one_more
@@ -17,7 +17,7 @@ DEFAULT_LIMITS = ServingLimits()
 
 
 def grows(before: FleetShape, wanted: FleetShape) -> bool | None:
-    """Tell the direction of an action, for ``ScalingWish.up``.
+    """Tell the direction of an action, for ``ScalingAction.up``.
 
     Returns:
         True if either side gets workers, even if the other one loses some; ``None`` if nothing changes.
@@ -28,7 +28,7 @@ def grows(before: FleetShape, wanted: FleetShape) -> bool | None:
 
 
 class Scaler:
-    """Decides about numbers of workers. It has no state, so any scheduler can continue from the last wish."""
+    """Decides about numbers of workers. It has no state, so any scheduler can continue from the last action."""
 
     def __init__(self, times: StepTimes | None, limits: ServingLimits = DEFAULT_LIMITS) -> None:
         """Take what is known of the fleet.
@@ -42,7 +42,7 @@ class Scaler:
     def decide(self, policy: ScalingPolicy, state: ScalingState) -> ScalingChoice | None:
         """Choose a better shape.
 
-        Forecasts of the choice are made under the policy's headroom. In mode ``auto`` the last wish counts as
+        Forecasts of the choice are made under the policy's headroom. In mode ``auto`` the last action counts as
         the shape there is, since it is being carried out.
 
         Returns:
@@ -80,14 +80,14 @@ class Scaler:
 
 def _held(found: Assessment, proposal: ShapeProposal) -> str:
     """Say what forbids to act now; empty if nothing does."""
-    policy, wish = found.policy, found.state.wish
-    if wish is None or proposal.cause == "bounds":
+    policy, action = found.policy, found.state.action
+    if action is None or proposal.cause == "bounds":
         return ""
     # Clocks of two schedulers may differ.
-    since_s = abs(found.state.now_s - wish.at)
+    since_s = abs(found.state.now_s - action.at)
     if since_s < policy.cool_down_s:
         return f"the last action was {since_s:.0f} s ago, of {policy.cool_down_s:g} s to cool down"
-    if since_s >= 2 * policy.cool_down_s or not _takes_back(found.goal, proposal.wanted, wish):
+    if since_s >= 2 * policy.cool_down_s or not _takes_back(found.goal, proposal.wanted, action):
         return ""
     if grows(found.goal, proposal.wanted) and found.is_missed:
         return ""
@@ -97,9 +97,9 @@ def _held(found: Assessment, proposal: ShapeProposal) -> str:
     )
 
 
-def _takes_back(before: FleetShape, wanted: FleetShape, wish: ScalingWish) -> bool:
+def _takes_back(before: FleetShape, wanted: FleetShape, action: ScalingAction) -> bool:
     """Tell if workers go that may have just come, or come after some have gone."""
-    if wish.up is None:
+    if action.up is None:
         return False
     removes = wanted.attention < before.attention or wanted.experts < before.experts
-    return removes if wish.up else bool(grows(before, wanted))
+    return removes if action.up else bool(grows(before, wanted))

@@ -25,13 +25,13 @@ class ShapeProposal:
 
 def into_bounds(found: Assessment) -> ShapeProposal | None:
     """Propose the nearest shape within bounds, if the fleet is outside them, or would leave the policy's numbers."""
-    state, wish = found.state, found.state.wish
+    state, action = found.state, found.state.action
     outside = state.shape
     if within(state.bounds, outside) == outside:
-        if wish is None or found.policy.mode != "auto" or _allows(found.policy, wish.shape):
+        if action is None or found.policy.mode != "auto" or _allows(found.policy, action.shape):
             return None
-        outside = wish.shape
-    if wish is not None and found.policy.mode == "auto" and wish.shape == found.goal:
+        outside = action.shape
+    if action is not None and found.policy.mode == "auto" and action.shape == found.goal:
         # Under way
         return None
     bounds = f"{state.bounds.least} to {state.bounds.most}"

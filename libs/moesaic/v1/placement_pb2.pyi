@@ -30,7 +30,7 @@ class Placement(_message.Message):
     LAYERS_FIELD_NUMBER: _builtins.int
     NUM_EXPERTS_FIELD_NUMBER: _builtins.int
     NUM_UNITED_FIELD_NUMBER: _builtins.int
-    RUNG_FIELD_NUMBER: _builtins.int
+    SUBSTITUTION_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     model_digest: _builtins.str
     num_experts: _builtins.int
@@ -42,7 +42,7 @@ class Placement(_message.Message):
     @_builtins.property
     def layers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlacedLayer]: ...
     @_builtins.property
-    def rung(self) -> Global___Rung:
+    def substitution(self) -> Global___Substitution:
         """how choices of experts may be degraded"""
 
     def __init__(
@@ -54,18 +54,18 @@ class Placement(_message.Message):
         layers: _abc.Iterable[Global___PlacedLayer] | None = ...,
         num_experts: _builtins.int = ...,
         num_united: _builtins.int = ...,
-        rung: Global___Rung | None = ...,
+        substitution: Global___Substitution | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["rung", b"rung"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["substitution", b"substitution"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "layers", b"layers", "model_digest", b"model_digest", "num_experts", b"num_experts", "num_united", b"num_united", "rung", b"rung", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "layers", b"layers", "model_digest", b"model_digest", "num_experts", b"num_experts", "num_united", b"num_united", "substitution", b"substitution", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Placement: _TypeAlias = Placement  # noqa: Y015
 
 @_typing.final
-class Rung(_message.Message):
+class Substitution(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WAY_FIELD_NUMBER: _builtins.int
@@ -90,7 +90,7 @@ class Rung(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Rung: _TypeAlias = Rung  # noqa: Y015
+Global___Substitution: _TypeAlias = Substitution  # noqa: Y015
 
 @_typing.final
 class PlacedWorker(_message.Message):

@@ -1368,12 +1368,12 @@ class GetScalingResponse(_message.Message):
     SHAPE_FIELD_NUMBER: _builtins.int
     LEAST_FIELD_NUMBER: _builtins.int
     MOST_FIELD_NUMBER: _builtins.int
-    WISH_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
     TROUBLE_FIELD_NUMBER: _builtins.int
     DECISIONS_FIELD_NUMBER: _builtins.int
     actuator: _builtins.str
     trouble: _builtins.str
-    """what keeps the wish from being carried out, for people"""
+    """what keeps the action from being carried out, for people"""
     @_builtins.property
     def policy(self) -> Global___ScalingPolicy:
         """in force now, with all fields"""
@@ -1389,7 +1389,7 @@ class GetScalingResponse(_message.Message):
     @_builtins.property
     def most(self) -> Global___FleetShape: ...
     @_builtins.property
-    def wish(self) -> Global___ScalingWish:
+    def action(self) -> Global___ScalingAction:
         """absent: there was no action yet"""
 
     @_builtins.property
@@ -1402,20 +1402,20 @@ class GetScalingResponse(_message.Message):
         shape: Global___FleetShape | None = ...,
         least: Global___FleetShape | None = ...,
         most: Global___FleetShape | None = ...,
-        wish: Global___ScalingWish | None = ...,
+        action: Global___ScalingAction | None = ...,
         trouble: _builtins.str = ...,
         decisions: _abc.Iterable[Global___ScalingDecision] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["least", b"least", "most", b"most", "policy", b"policy", "shape", b"shape", "wish", b"wish"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "least", b"least", "most", b"most", "policy", b"policy", "shape", b"shape"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actuator", b"actuator", "decisions", b"decisions", "least", b"least", "most", b"most", "policy", b"policy", "shape", b"shape", "trouble", b"trouble", "wish", b"wish"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "actuator", b"actuator", "decisions", b"decisions", "least", b"least", "most", b"most", "policy", b"policy", "shape", b"shape", "trouble", b"trouble"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetScalingResponse: _TypeAlias = GetScalingResponse  # noqa: Y015
 
 @_typing.final
-class ScalingWish(_message.Message):
+class ScalingAction(_message.Message):
     """The shape that is or was wanted, as the last action left it."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1462,7 +1462,7 @@ class ScalingWish(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__up) -> _WhichOneofReturnType__up | None: ...
 
-Global___ScalingWish: _TypeAlias = ScalingWish  # noqa: Y015
+Global___ScalingAction: _TypeAlias = ScalingAction  # noqa: Y015
 
 @_typing.final
 class ScalingForecast(_message.Message):

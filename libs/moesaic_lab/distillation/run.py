@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from moesaic.errors import InvalidInput
-from moesaic.messages.rung import Rung
+from moesaic.messages.substitution import Substitution
 from moesaic.models.configuration.architecture import ModelConfig
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.weights.checkpoint import Checkpoint
@@ -71,7 +71,7 @@ class Distillation:
             raise InvalidInput(
                 "--model",
                 f"experts of family {config.family} have biases and an activation other than SwiGLU, which united "
-                "experts are not distilled with: degraded rungs use the means of groups instead",
+                "experts are not distilled with: the means of groups serve instead",
             )
         self._checkpoint, self._config, self._text = checkpoint, config, text
         self._recipe, self._ways, self._tell = recipe, sorted(set(ways)), tell
@@ -246,7 +246,7 @@ class Distillation:
         }
 
     def _num_groups(self, way: int) -> int:
-        return Rung(way=way).num_united(self._config.moe.num_experts)
+        return Substitution(way=way).num_united(self._config.moe.num_experts)
 
 
 def _opened(start: Path, config: ModelConfig, ways: Sequence[int]) -> dict[int, UnitedExperts]:

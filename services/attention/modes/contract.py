@@ -7,7 +7,7 @@ import torch
 
 from moesaic.cluster.service import Process
 from moesaic.dispatch.contract import Dispatcher
-from moesaic.dispatch.rungs import Degrading
+from moesaic.dispatch.substitution import Degrading
 from moesaic.engine.shortcuts import Shortcut
 from moesaic.engine.thread import EngineThread
 from moesaic.kernels.linear import activation_dtype

@@ -23,7 +23,7 @@ async def link_expert_workers(worker: WorkerParts) -> tuple[OpenNetwork, RoutedD
         settings.expert_scheduling,
         deterministic=settings.deterministic,
         wire=settings.wire_dtype,
-        rung_of=LogicalExperts(worker.checkpoint, config).layer_rung,
+        substitution_of=LogicalExperts(worker.checkpoint, config).layer_substitution,
         node=settings.node_name,
     )
     worker.process.parts.push_async_callback(lambda: thread.run(dispatcher.close()))

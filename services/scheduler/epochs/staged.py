@@ -101,7 +101,7 @@ def stages_of(
     if current is None or not any(record and record.num_slots for record in placed):
         return [wanted]
     base = _without(current, {w.incarnation for w in current.workers} - live.keys())
-    kind = ("model_digest", "num_experts", "layers", "rung", "num_united")
+    kind = ("model_digest", "num_experts", "layers", "substitution", "num_united")
     if not base.workers or any(getattr(base, name) != getattr(wanted, name) for name in kind):
         return [wanted]
     capacity = {record.worker_id: record.most_held for record in records if record.holds_experts}

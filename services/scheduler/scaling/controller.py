@@ -21,9 +21,10 @@ from moesaic.cluster.placement_view import PlacementView
 from moesaic.cluster.registry import Fleet
 from moesaic.errors import InvalidInput, MoesaicError, NotReady, PeerLost
 from moesaic.messages.brownout import BrownoutPolicy
-from moesaic.messages.scaling import FleetShape, ScalingDecision, ScalingPolicy, ScalingWish
+from moesaic.messages.scaling import FleetShape, ScalingAction, ScalingDecision, ScalingPolicy
 from moesaic.scaling.contract import RecentDemand, ScalingChoice, ScalingState, ShapeBounds
 from moesaic.services.scheduler.log import LOST, DecisionLog
+from moesaic.services.scheduler.scaling.actions import OVERTAKEN, ActionStore
 from moesaic.services.scheduler.scaling.actuators.contract import Actuator
 from moesaic.services.scheduler.scaling.facts import (
     active_attention,
@@ -36,7 +37,6 @@ from moesaic.services.scheduler.scaling.facts import (
     thresholds_now,
 )
 from moesaic.services.scheduler.scaling.feed import LoadFeed
-from moesaic.services.scheduler.scaling.wishes import OVERTAKEN, WishStore
 from moesaic.services.scheduler.versioned import VersionedStore
 
 log = structlog.get_logger()
@@ -71,7 +71,7 @@ class ScalingParts:
         view: the placement in force.
         leadership: only a leader acts.
         policy: policy of scaling.
-        wishes: the wanted shape.
+        actions: the wanted shape.
         feed: measured load.
         predictor: decides.
         decisions: log of decisions.
@@ -83,7 +83,7 @@ class ScalingParts:
     view: PlacementView
     leadership: Leadership
     policy: VersionedStore[ScalingPolicy]
-    wishes: WishStore
+    actions: ActionStore
     feed: LoadFeed
     predictor: Predicting
     decisions: DecisionLog
@@ -108,7 +108,7 @@ class ScalingController:
         self._troubles: dict[_Step, str] = {}
         self._parts, self._wall_clock, self._pause = parts, wall_clock, pause
         self._turn = asyncio.Lock()  # between the loop and operators' orders
-        self._closed = False  # all decisions but that of the wish have an end
+        self._closed = False  # all decisions but that of the action have an end
         self._decided_at = 0.0
         self._told: tuple[object, ...] = ()  # the last choice that was not carried out
         self._choosing: asyncio.Task[Chosen] | None = None
@@ -150,8 +150,8 @@ class ScalingController:
                 if self._parts.leadership.held and not self._parts.fleet.stale:
                     async with self._turn:
                         await self._look()
-                    wish = self._parts.wishes.wish
-                    pause_s = _SOON_S if wish is not None and not wish.ended else _LOOK_S
+                    action = self._parts.actions.action
+                    pause_s = _SOON_S if action is not None and not action.ended else _LOOK_S
                     self._troubles.pop("look", None)
                 else:
                     self._closed = False
@@ -183,7 +183,7 @@ class ScalingController:
         async with self._turn:
             parts = self._parts
             await parts.policy.keep()
-            await parts.wishes.keep()
+            await parts.actions.keep()
             # An operator may leave the policy's bounds.
             bounds = await self._bounds(ScalingPolicy())
             for side in ("attention", "experts"):
@@ -192,13 +192,13 @@ class ScalingController:
                     raise InvalidInput(
                         f"shape.{side}", f"must be in {least}..{most}, got {getattr(shape, side)}"
                     )
-            # First: a wish of an operator never stands in mode auto, whatever happens in between.
+            # First: an action of an operator never stands in mode auto, whatever happens in between.
             if parts.policy.current.mode == "auto" and not keep_mode:
                 await parts.policy.change(lambda before: replace(before, mode="advise"))
-            wish, now = parts.wishes.wish, self.shape
-            if wish is not None and not wish.ended:
-                if wish.shape == shape:
-                    return wish.decision_id
+            action, now = parts.actions.action, self.shape
+            if action is not None and not action.ended:
+                if action.shape == shape:
+                    return action.decision_id
             elif shape == now:
                 return ""
             decision = self._decision(
@@ -210,7 +210,7 @@ class ScalingController:
     async def _look(self) -> None:
         parts = self._parts
         await parts.policy.keep()
-        await parts.wishes.keep()
+        await parts.actions.keep()
         if not self._closed:
             await self._close()
             self._closed = True
@@ -242,54 +242,54 @@ class ScalingController:
         return abs(self._wall_clock() - self._decided_at) >= policy.interval_s
 
     async def _close(self) -> None:
-        """Give an end to the decisions whose end no scheduler saw, except for the wish's."""
+        """Give an end to the decisions whose end no scheduler saw, except for the action's."""
         parts = self._parts
         await parts.decisions.refresh()
-        wish = parts.wishes.wish
+        action = parts.actions.action
         for decision in parts.decisions.recent_scaling(_RECENT):
             if not decision.adopted or decision.seconds is not None or decision.failure:
                 continue
-            if wish is None or decision.decision_id != wish.decision_id:
+            if action is None or decision.decision_id != action.decision_id:
                 await parts.decisions.note_scaling(replace(decision, failure=LOST))
-            elif wish.ended:
-                await self._note_end(wish)
+            elif action.ended:
+                await self._note_end(action)
 
     async def _carry_out(self) -> None:
-        """Have the wish done, until it is, or for as long as the mode is auto; note its end once."""
-        parts, wish = self._parts, self._parts.wishes.wish
+        """Have the action done, until it is, or for as long as the mode is auto; note its end once."""
+        parts, action = self._parts, self._parts.actions.action
         now = self.shape
         for side in ("attention", "experts"):
             _workers.labels(side, "active").set(getattr(now, side))
-            _workers.labels(side, "wanted").set(getattr(wish.shape if wish else now, side))
-        if wish is None:
+            _workers.labels(side, "wanted").set(getattr(action.shape if action else now, side))
+        if action is None:
             return
-        if not wish.ended:
-            age_s = max(0.0, self._wall_clock() - wish.at)
-            if is_there(wish.shape, parts.fleet, parts.view.current):
-                await self._note_end(await parts.wishes.end(seconds=round(age_s, 3)))
+        if not action.ended:
+            age_s = max(0.0, self._wall_clock() - action.at)
+            if is_there(action.shape, parts.fleet, parts.view.current):
+                await self._note_end(await parts.actions.end(seconds=round(age_s, 3)))
                 self._troubles.pop("carry out", None)
                 return
             if age_s > (most_s := PATIENCE_S + longest_load_s(parts.fleet)):
                 failure = self._troubles.get("carry out") or f"{now} after {most_s:.0f} s"
-                await self._note_end(await parts.wishes.end(failure=failure))
-        if not wish.ended or parts.policy.current.mode == "auto":
+                await self._note_end(await parts.actions.end(failure=failure))
+        if not action.ended or parts.policy.current.mode == "auto":
             try:
-                self._require_room(wish.shape)
-                await parts.actuator.apply(wish.shape)
+                self._require_room(action.shape)
+                await parts.actuator.apply(action.shape)
                 self._troubles.pop("carry out", None)
             except MoesaicError as error:
                 self._note_trouble("carry out", error)
 
     def _require_room(self, shape: FleetShape) -> None:
-        """Refuse a wish that was written when there were fewer experts, or larger workers."""
+        """Refuse an action that was written when there were fewer experts, or larger workers."""
         fewest = fewest_expert_workers(self._parts.fleet.workers.values())
         if shape.experts < fewest:
             raise NotReady(f"{shape} is wanted, but {fewest} expert workers are needed")
 
-    async def _note_end(self, wish: ScalingWish) -> None:
-        decision = self._parts.decisions.scaling(wish.decision_id)
+    async def _note_end(self, action: ScalingAction) -> None:
+        decision = self._parts.decisions.scaling(action.decision_id)
         if decision is not None:
-            ended = replace(decision, seconds=wish.seconds, failure=wish.failure)
+            ended = replace(decision, seconds=action.seconds, failure=action.failure)
             await self._parts.decisions.note_scaling(ended)
 
     async def _choose(self, policy: ScalingPolicy) -> Chosen:
@@ -301,7 +301,7 @@ class ScalingController:
     ) -> None:
         """Log what was chosen, and adopt it if the policy says so."""
         parts = self._parts
-        if parts.policy.current != policy or parts.wishes.wish != state.wish:
+        if parts.policy.current != policy or parts.actions.action != state.action:
             # An operator was faster.
             return
         if choice is None:
@@ -340,11 +340,11 @@ class ScalingController:
             await self._parts.decisions.note_scaling(decision)
 
     async def _adopt(self, decision: ScalingDecision) -> None:
-        """Log a decision, then make it the wish; the next look carries it out."""
+        """Log a decision, then make it the action in force; the next look carries it out."""
         parts = self._parts
         await parts.decisions.note_scaling(decision)
         try:
-            overtaken = await parts.wishes.want(
+            overtaken = await parts.actions.want(
                 decision.wanted, decision.before, decision.decision_id
             )
         except PeerLost:  # it may have been written: the next look sees it
@@ -360,11 +360,15 @@ class ScalingController:
         parts = self._parts
         brownout = parts.brownout.current
         objectives = objectives_of(policy, brownout)
-        wish, workers = parts.wishes.wish, parts.fleet.workers
+        action, workers = parts.actions.action, parts.fleet.workers
         # Requests that came late before the last action's workers were there shall not bring more of them.
-        since_s = wish.at + (wish.seconds or 0.0) if wish is not None and wish.ended else -math.inf
+        since_s = (
+            action.at + (action.seconds or 0.0)
+            if action is not None and action.ended
+            else -math.inf
+        )
         intended = None
-        if wish is None or policy.mode != "auto":
+        if action is None or policy.mode != "auto":
             intended = await parts.actuator.intended()
         bounds = await self._bounds(policy)
         measured = parts.feed.measured(policy.window_s, objectives, workers, since_s)
@@ -372,7 +376,7 @@ class ScalingController:
         return ScalingState(
             now_s=self._wall_clock(),
             shape=self.shape,
-            wish=wish,
+            action=action,
             bounds=bounds,
             demand=parts.predictor.demand(policy),
             objectives=objectives,

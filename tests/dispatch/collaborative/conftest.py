@@ -19,7 +19,7 @@ from moesaic.experts.brownout.logical import LogicalExperts
 from moesaic.experts.host import ExpertHost
 from moesaic.experts.pace import LoadPace
 from moesaic.messages.placement import Placement
-from moesaic.messages.rung import Rung
+from moesaic.messages.substitution import Substitution
 from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.gate import load_gates
 from moesaic.models.weights.checkpoint import Checkpoint
@@ -64,12 +64,14 @@ class Sites:
             bring = host.files.bring(LoadPace())
             files = FileCache(bring, config.moe_layers, num_experts, 4)
         gates = load_gates(self.checkpoint, config, FP32, CPU)
-        rung_of = LogicalExperts(self.checkpoint, config).layer_rung
-        parts = SiteParts(host.epochs, gates, peers, files, rung_of, meter)
+        substitution_of = LogicalExperts(self.checkpoint, config).layer_substitution
+        parts = SiteParts(host.epochs, gates, peers, files, substitution_of, meter)
         dispatcher = CollaborativeDispatcher(parts, config, FP32, deterministic=deterministic)
         return Site(host, served, dialling, peers, files, dispatcher, meter)
 
-    def placement(self, epoch: int, *held: list[int], rung: Rung | None = None) -> Placement:
+    def placement(
+        self, epoch: int, *held: list[int], substitution: Substitution | None = None
+    ) -> Placement:
         """The same experts in every layer."""
         return placement_of(
             [placed_worker(f"agent-{n}", self.addresses[n]) for n in range(len(held))],
@@ -78,7 +80,7 @@ class Sites:
             self.config.moe.num_experts,
             epoch=epoch,
             model_digest=self.config.digest,
-            rung=rung or Rung(),
+            substitution=substitution or Substitution(),
         )
 
     def put_in_force(self, placement: Placement, *, at: list[int] | None = None) -> None:

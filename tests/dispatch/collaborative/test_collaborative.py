@@ -9,7 +9,7 @@ from moesaic.brownout.split import Level
 from moesaic.dispatch.collaborative import metrics
 from moesaic.errors import ExpertUnavailable
 from moesaic.kernels.promised import PromisedRows
-from moesaic.messages.rung import Rung
+from moesaic.messages.substitution import Substitution
 from tests.dispatch import dispatcher_contract as contract
 from tests.dispatch.conftest import value_of
 from tests.waiting import until
@@ -120,7 +120,7 @@ async def test_rows_that_may_be_degraded_do_without_lost_experts(
     tiny_model: Any, sites: Any
 ) -> None:
     async with sites(tiny_model, 2) as s:
-        s.put_in_force(s.placement(1, *HALVES, rung=Rung(instead="fewer")))
+        s.put_in_force(s.placement(1, *HALVES, substitution=Substitution(instead="fewer")))
         await s.linked()
         await s.sites[1].served.close()
         dispatcher = s.sites[0].dispatcher
@@ -142,7 +142,7 @@ async def test_a_holder_lost_in_the_middle_of_a_step_degrades_no_exact_row(
     tiny_model: Any, sites: Any
 ) -> None:
     async with sites(tiny_model, 2) as s:
-        s.put_in_force(s.placement(1, *HALVES, rung=Rung(instead="fewer")))
+        s.put_in_force(s.placement(1, *HALVES, substitution=Substitution(instead="fewer")))
         await s.linked()
         dispatcher = s.sites[0].dispatcher
         step = dispatcher.begin_step()

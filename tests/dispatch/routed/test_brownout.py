@@ -15,7 +15,7 @@ from moesaic.experts.basis import AssignmentBasis
 from moesaic.experts.brownout.promises import decode_promises, encode_promises
 from moesaic.experts.frames import PROMISED
 from moesaic.kernels.promised import PromisedRows
-from moesaic.messages.rung import Rung
+from moesaic.messages.substitution import Substitution
 from moesaic.messages.wire import WireDtype
 from moesaic.native.library import library
 from moesaic.transport.frame import Frame, FrameKind
@@ -25,7 +25,7 @@ from tests.waiting import until
 
 CPU = torch.device("cpu")
 NUM_LAYERS = 3
-PAIRS = Rung(way=2, instead="united")
+PAIRS = Substitution(way=2, instead="united")
 # Eight experts, and behind them the united ones of every two.
 EVERYTHING = [[*range(12)]]
 HALVES = [[0, 1, 2, 3, 10, 11], [4, 5, 6, 7, 8, 9]]
@@ -48,7 +48,7 @@ async def in_one_process(c: Any, rows: Tensor, layer: int, promised: PromisedRow
 async def test_sums_and_counts_are_those_of_one_process(
     cluster: Any, tiny_model: Any, slots: list[list[int]]
 ) -> None:
-    async with cluster(tiny_model, len(slots), slots=12, rung=PAIRS) as c:
+    async with cluster(tiny_model, len(slots), slots=12, substitution=PAIRS) as c:
         c.put_in_force(c.placement(1, *slots))
         for num_rows in (1, 2, 12, 60):
             for layer in range(NUM_LAYERS):
@@ -67,7 +67,7 @@ async def test_sums_and_counts_are_those_of_one_process(
 async def test_without_united_experts_choices_are_left_out_alike(
     cluster: Any, tiny_model: Any, instead: Any
 ) -> None:
-    async with cluster(tiny_model, 2, rung=Rung(instead=instead)) as c:
+    async with cluster(tiny_model, 2, substitution=Substitution(instead=instead)) as c:
         c.put_in_force(c.placement(1, [0, 1, 2, 3], [4, 5, 6, 7]))
         rows, there, here = hidden(40), promises(40), promises(40)
 
@@ -82,7 +82,7 @@ async def test_without_united_experts_choices_are_left_out_alike(
 async def test_rows_that_were_promised_everything_are_exact_beside_others(
     cluster: Any, tiny_model: Any
 ) -> None:
-    async with cluster(tiny_model, 2, slots=12, rung=PAIRS) as c:
+    async with cluster(tiny_model, 2, slots=12, substitution=PAIRS) as c:
         c.put_in_force(c.placement(1, *HALVES))
         levels = Level(0.0), Level(0.0, 1), Level(1.0)
         rows, promised = hidden(30), promises(30, levels)
@@ -97,7 +97,7 @@ async def test_rows_that_were_promised_everything_are_exact_beside_others(
 
 
 async def test_one_by_one_the_bits_are_those_of_one_process(cluster: Any, tiny_model: Any) -> None:
-    async with cluster(tiny_model, 3, slots=12, deterministic=True, rung=PAIRS) as c:
+    async with cluster(tiny_model, 3, slots=12, deterministic=True, substitution=PAIRS) as c:
         c.put_in_force(c.placement(1, *REPLICAS))
         rows, there, here = hidden(50), promises(50), promises(50)
 
@@ -110,7 +110,7 @@ async def test_one_by_one_the_bits_are_those_of_one_process(cluster: Any, tiny_m
 async def test_workers_that_choose_other_experts_are_overruled_once_and_counted_once(
     cluster: Any, tiny_model: Any
 ) -> None:
-    async with cluster(tiny_model, 2, slots=12, rung=PAIRS, crooked=[1]) as c:
+    async with cluster(tiny_model, 2, slots=12, substitution=PAIRS, crooked=[1]) as c:
         c.put_in_force(c.placement(1, *HALVES))
         before = value_of(DIVERGENCES)
         rows, there, here = hidden(40), promises(40), promises(40)
@@ -131,7 +131,7 @@ async def test_native_exchanges_have_the_bits_and_counts_of_python(
 ) -> None:
     batches = [(hidden(rows, rows), layer) for rows in (1, 7, 64) for layer in range(NUM_LAYERS)]
     several, one = LEVELS, (Level(0.3),)
-    async with cluster(tiny_model, len(slots), slots=12, wire=wire, rung=PAIRS) as c:
+    async with cluster(tiny_model, len(slots), slots=12, wire=wire, substitution=PAIRS) as c:
         c.put_in_force(c.placement(1, *slots))
         python = []
         for levels in (several, one):
@@ -140,7 +140,7 @@ async def test_native_exchanges_have_the_bits_and_counts_of_python(
                 summed = await dispatched(c, rows, layer, promised)
                 python.append((summed, promised.settle()))
 
-    unlinked = unlinked_cluster(tiny_model, len(slots), slots=12, rung=PAIRS)
+    unlinked = unlinked_cluster(tiny_model, len(slots), slots=12, substitution=PAIRS)
     async with over_rings(unlinked, slots, wire) as rings:
         for rows, layer in batches:  # Python answers each layer once
             await rings.dispatched(rows, layer)
@@ -194,7 +194,7 @@ async def test_promises_of_another_form_are_refused(
         body=body,
         tensors=[hidden(9), AssignmentBasis("static", (0,)).encode()],
     )
-    async with cluster(tiny_model, 1, slots=12, rung=PAIRS) as c:
+    async with cluster(tiny_model, 1, slots=12, substitution=PAIRS) as c:
         c.put_in_force(c.placement(1, *EVERYTHING))
 
         with pytest.raises(InvalidInput, match=r"frame\.body"):
@@ -206,7 +206,7 @@ async def test_experts_of_a_lost_worker_are_served_by_united_ones(
 ) -> None:
     """The survivor has the united experts of all that it has not."""
     slots = [[0, 1, 2, 3, 10, 11], [4, 5, 6, 7, 8, 9]]
-    async with cluster(tiny_model, 2, slots=12, rung=PAIRS) as c:
+    async with cluster(tiny_model, 2, slots=12, substitution=PAIRS) as c:
         c.put_in_force(c.placement(1, *slots))
         rows = hidden(30)
         whole = await dispatched(c, rows, 1)
@@ -221,7 +221,7 @@ async def test_experts_of_a_lost_worker_are_served_by_united_ones(
 
         assert step.has_lost
         # United experts are missing as well, those of groups that are there.
-        assert step.rung is None
+        assert step.substitution is None
         gone = (c.gates[1](rows)[1] >= 4).sum(dim=1)
         assert torch.equal(promised.settle()[0], gone.int())
         assert torch.equal(got[gone == 0], whole[gone == 0])
@@ -234,7 +234,7 @@ async def test_a_placement_that_has_every_expert_is_better_than_united_ones(
     """The newest placement lacks a worker, the one before does not need it."""
     monkeypatch.setattr(routes, "STAND_IN_AFTER_S", 0.0)
     monkeypatch.setattr(routes, "PLAN_EVERY_S", 0.0)
-    async with cluster(tiny_model, 2, slots=16, rung=PAIRS) as c:
+    async with cluster(tiny_model, 2, slots=16, substitution=PAIRS) as c:
         c.put_in_force(c.placement(1, [*range(12)], [0, 1]))
         rows = hidden(30)
         whole = await dispatched(c, rows, 1)

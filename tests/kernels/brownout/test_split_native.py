@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from moesaic.brownout import split
 from moesaic.brownout.split import Level
 from moesaic.kernels.brownout import split_choices
-from moesaic.kernels.promised import LayerRung, PromisedRows
+from moesaic.kernels.promised import LayerSubstitution, PromisedRows
 from moesaic.native import library
 from tests.brownout.test_split import batches
 
 
-def layer_rung(layer: split.Layer) -> LayerRung:
+def layer_substitution(layer: split.Layer) -> LayerSubstitution:
     given = (layer.lost, bool), (layer.homes, np.int32)
     arrays = (None if each is None else torch.from_numpy(each.astype(kind)) for each, kind in given)
-    return LayerRung(layer.num_experts, layer.rung, *arrays)
+    return LayerSubstitution(layer.num_experts, layer.substitution, *arrays)
 
 
 @pytest.mark.parametrize("compiled", [True, False])
@@ -31,7 +31,7 @@ def test_all_come_to_the_same_bits(compiled, batch) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if not compiled:
             patch.setattr(library, "library", lambda: None)
-        split_choices(ids, weights, promised, layer_rung(batch["layer"]))
+        split_choices(ids, weights, promised, layer_substitution(batch["layer"]))
 
     np.testing.assert_array_equal(ids.numpy(), expected.ids)
     assert weights.numpy().tobytes() == expected.weights.tobytes()

@@ -17,7 +17,7 @@ from triton.runtime.jit import JITFunction
 
 from moesaic.brownout.split import Level
 from moesaic.kernels.paged_rows import KVLayout, PagedRows
-from moesaic.kernels.promised import LayerRung, PromisedRows
+from moesaic.kernels.promised import LayerSubstitution, PromisedRows
 from moesaic.kernels.triton import grouped_experts as grouped_experts_module
 from moesaic.kernels.triton import paged_attention as paged_attention_module
 from moesaic.kernels.triton.add_rms_norm import add_rms_norm
@@ -27,7 +27,7 @@ from moesaic.kernels.triton.gate import select_experts
 from moesaic.kernels.triton.grouped_experts import SlotWeights, grouped_experts
 from moesaic.kernels.triton.kv_rows import rotate, store_grouped, store_latent
 from moesaic.kernels.triton.paged_attention import paged_attention
-from moesaic.messages.rung import Rung
+from moesaic.messages.substitution import Substitution
 from moesaic.placement.schedule.aebs import Costs
 
 BFLOAT16 = torch.bfloat16
@@ -152,15 +152,17 @@ def schedule() -> None:
 def brownout() -> None:
     """Both ways to serve a choice, and what is most in one program."""
     promised = PromisedRows([Level(0.5), Level(1.0, 1)], torch.zeros(512))
-    for num_experts, top_k, rung in (
-        (128, 8, Rung(way=4, instead="united")),
-        (128, 8, Rung(way=4, instead="fewer")),
-        (512, 16, Rung(way=33, instead="united")),
+    for num_experts, top_k, substitution in (
+        (128, 8, Substitution(way=4, instead="united")),
+        (128, 8, Substitution(way=4, instead="fewer")),
+        (512, 16, Substitution(way=33, instead="united")),
     ):
         ids, weights = empty(512, top_k, dtype=torch.int32), empty(512, top_k, dtype=torch.float32)
-        split_choices(ids, weights, promised, LayerRung(num_experts, rung))
+        split_choices(ids, weights, promised, LayerSubstitution(num_experts, substitution))
         homes = torch.arange(num_experts, dtype=torch.int32) // 8
-        split_choices(ids, weights, promised, LayerRung(num_experts, rung, homes=homes))
+        split_choices(
+            ids, weights, promised, LayerSubstitution(num_experts, substitution, homes=homes)
+        )
 
 
 def on_less_memory() -> None:

@@ -11,12 +11,12 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from moesaic.brownout import split
 from moesaic.brownout.split import Layer, Level
-from moesaic.kernels.promised import LayerRung, PromisedRows
+from moesaic.kernels.promised import LayerSubstitution, PromisedRows
 from moesaic.kernels.triton.brownout import split_choices
 from moesaic.kernels.warm_up import row_counts
-from moesaic.messages.rung import Rung
+from moesaic.messages.substitution import Substitution
 from tests.brownout.test_split import batches
-from tests.kernels.brownout.test_split_native import layer_rung
+from tests.kernels.brownout.test_split_native import layer_substitution
 
 LEVELS = [Level(0.7, 5), Level(1.0, -3), Level(0.3, 5), Level(0.5, -3)]
 INSTEAD = ["united", "fewer", "nothing"]
@@ -25,7 +25,7 @@ INSTEAD = ["united", "fewer", "nothing"]
 def check(batch: dict[str, Any], device: torch.device, times: int = 1) -> split.Choices:
     expected = split.split_choices(**batch)
     promised = PromisedRows(batch["levels"], torch.from_numpy(batch["level_of_row"]), device)
-    layer = layer_rung(batch["layer"])
+    layer = layer_substitution(batch["layer"])
     for _ in range(times):
         ids, weights = (
             torch.from_numpy(batch[name].copy()).to(device) for name in ("topk_ids", "topk_weights")
@@ -43,7 +43,7 @@ def batch_of(
     num_rows: int,
     num_experts: int,
     top_k: int,
-    rung: Rung,
+    substitution: Substitution,
     levels: list[Level] = LEVELS,
     *,
     apart: bool = False,
@@ -60,7 +60,7 @@ def batch_of(
         "level_of_row": rng.integers(0, len(levels), num_rows).astype(np.uint8),
         "layer": Layer(
             num_experts,
-            rung,
+            substitution,
             rng.random(num_experts) < 0.05,
             rng.integers(0, 8, num_experts).astype(np.int32) if apart else None,
         ),
@@ -76,16 +76,16 @@ def test_it_splits_as_the_reference_does(device: torch.device, batch: dict[str, 
 @pytest.mark.parametrize("instead", INSTEAD)
 def test_many_rows_are_split_by_several_programs(device: torch.device, instead: Any) -> None:
     # What the first of two layers has put on the device is there in the second.
-    rung = Rung(way=4, instead=instead)
-    expected = check(batch_of(300, 128, 8, rung), device, times=2)
-    check(batch_of(300, 128, 8, rung, apart=True), device, times=2)
+    substitution = Substitution(way=4, instead=instead)
+    expected = check(batch_of(300, 128, 8, substitution), device, times=2)
+    check(batch_of(300, 128, 8, substitution, apart=True), device, times=2)
 
     assert 0 < expected.degraded.sum() < expected.ids.size
 
 
 def test_of_experts_with_as_many_rows_the_lowest_stay(device: torch.device) -> None:
-    batch = batch_of(1, 8, 8, Rung(), [Level(0.5)])
-    expected = check({**batch, "layer": Layer(8, Rung())}, device)
+    batch = batch_of(1, 8, 8, Substitution(), [Level(0.5)])
+    expected = check({**batch, "layer": Layer(8, Substitution())}, device)
 
     assert sorted(expected.ids[0].tolist()) == [-1] * 4 + [0, 1, 2, 3]
 
@@ -93,20 +93,20 @@ def test_of_experts_with_as_many_rows_the_lowest_stay(device: torch.device) -> N
 def test_as_many_levels_as_there_can_be_are_told_apart(device: torch.device) -> None:
     levels = [Level(i / 300, i % 3 - 1) for i in range(split.MAX_LEVELS)]
 
-    check(batch_of(500, 20, 3, Rung(way=5, instead="united"), levels), device)
+    check(batch_of(500, 20, 3, Substitution(way=5, instead="united"), levels), device)
 
 
 def test_no_rows_are_split_into_nothing(device: torch.device) -> None:
     ids = torch.zeros(0, 3, dtype=torch.int32, device=device)
     weights = torch.zeros(0, 3, device=device)
 
-    split_choices(ids, weights, PromisedRows(LEVELS, [], device), LayerRung(8))
+    split_choices(ids, weights, PromisedRows(LEVELS, [], device), LayerSubstitution(8))
 
 
 @pytest.mark.parametrize("launches", [False], indirect=True, ids=["not run"])
 @pytest.mark.parametrize("instead", INSTEAD)
 def test_other_rows_and_levels_compile_nothing_more(instead: Any, launches: set[str]) -> None:
-    layer = LayerRung(60, Rung(way=4, instead=instead))
+    layer = LayerSubstitution(60, Substitution(way=4, instead=instead))
 
     def launch(num_rows: int, levels: list[Level]) -> None:
         promised = PromisedRows(levels, [i % len(levels) for i in range(num_rows)])
@@ -134,5 +134,7 @@ def test_it_splits_a_models_choices(
     num_rows: int, num_experts: int, top_k: int, way: int, instead: Any
 ) -> None:
     for apart in (False, True):
-        batch = batch_of(num_rows, num_experts, top_k, Rung(way=way, instead=instead), apart=apart)
+        batch = batch_of(
+            num_rows, num_experts, top_k, Substitution(way=way, instead=instead), apart=apart
+        )
         check(batch, torch.device("cuda"))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from moesaic.brownout.split import Layer, Level, split_choices
-from moesaic.messages.rung import Rung
+from moesaic.messages.substitution import Substitution
 from moesaic_lab.distillation.frozen import Both, FrozenWeights
 from moesaic_lab.distillation.joint import JointDistillation, _weights, divergence_of, measure
 from moesaic_lab.distillation.network import Degraded, PassedRows, TrainableModel, _going
@@ -145,7 +145,7 @@ def test_apart_each_sequence_is_split_as_a_batch_that_is_served(way: int, thresh
     going = _going(ids, 8, sequence, Degraded(way, {}, threshold, apart=True))
 
     for own, goes in zip(ids.split(lengths), going.split(lengths), strict=True):
-        layer = Layer(8, Rung(way=way, instead="united"))
+        layer = Layer(8, Substitution(way=way, instead="united"))
         rows = np.zeros(len(own), np.uint8)
         weights = np.full(own.shape, 0.5, np.float32)
         choices = split_choices(own.int().numpy(), weights, [Level(threshold)], rows, layer)

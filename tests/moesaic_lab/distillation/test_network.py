@@ -8,7 +8,7 @@ import torch
 from benchmarks.parity.cases import CASES, ParityCase, Served, prompt_of
 from moesaic.brownout.split import Layer, Level, split_choices
 from moesaic.errors import InvalidInput
-from moesaic.messages.rung import Rung
+from moesaic.messages.substitution import Substitution
 from moesaic_lab.distillation.frozen import FrozenWeights
 from moesaic_lab.distillation.group import mlp
 from moesaic_lab.distillation.network import Degraded, TrainableModel, _choose
@@ -56,7 +56,7 @@ def test_united_experts_serve_what_the_split_gives_them(threshold: float, small:
         topk_weights.numpy(),
         [Level(threshold)],
         one.numpy().astype("uint8"),
-        Layer(config.moe.num_experts, Rung(way=way, instead="united")),
+        Layer(config.moe.num_experts, Substitution(way=way, instead="united")),
     )
     experts = [*layer.experts, *zip(*united, strict=True)]
     expected = torch.zeros_like(x)

@@ -2,7 +2,7 @@ from msgspec.structs import replace
 
 from benchmarks.common.placements import placed_worker
 from moesaic.messages.placement import Placement
-from moesaic.messages.rung import Rung
+from moesaic.messages.substitution import Substitution
 from moesaic.placement.decide.coverage import missing_experts, unserved_experts
 
 
@@ -38,7 +38,7 @@ def test_experts_are_served_by_what_stands_in_for_them() -> None:
         model_digest="m",
         num_experts=6,
         num_united=2,
-        rung=Rung(way=2, instead="united"),
+        substitution=Substitution(way=2, instead="united"),
         workers=workers,
         layers=[3],
         slots=[[[0, 1, 5], [2, 3, 4]]],

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from benchmarks.common.placements import placed_worker
 from moesaic.messages.placement import Placement
-from moesaic.messages.rung import Rung
-from moesaic.placement.decide.stand_ins import own_part, with_rung
+from moesaic.messages.substitution import Substitution
+from moesaic.placement.decide.stand_ins import own_part, with_substitution
 from moesaic.placement.policies.uniform import uniform
 
 
@@ -35,7 +35,7 @@ ways = st.integers(2, 8)
 
 @given(placements(), ways)
 def test_all_united_experts_are_placed_behind_the_own_ones_which_stay(placement, way) -> None:
-    degraded = with_rung(placement, Rung(way=way, instead="united"))
+    degraded = with_substitution(placement, Substitution(way=way, instead="united"))
 
     assert own_part(degraded) == placement
     assert degraded.num_own == placement.num_experts
@@ -51,7 +51,7 @@ def test_all_united_experts_are_placed_behind_the_own_ones_which_stay(placement,
 
 @given(placements(), ways)
 def test_whichever_worker_is_lost_the_others_stand_in_for_all_its_experts(placement, way) -> None:
-    degraded = with_rung(placement, Rung(way=way, instead="united"))
+    degraded = with_substitution(placement, Substitution(way=way, instead="united"))
 
     for lost in range(len(placement.workers) if len(placement.workers) > 1 else 0):
         for layer in degraded.slots:
@@ -61,8 +61,11 @@ def test_whichever_worker_is_lost_the_others_stand_in_for_all_its_experts(placem
 
 
 @given(placements(), ways)
-def test_another_rung_replaces_the_one_before(placement, way) -> None:
-    before = with_rung(placement, Rung(way=way, instead="united"))
-    for rung in (Rung(instead="fewer"), Rung(way=2, instead="united", rule="instances")):
-        assert with_rung(before, rung) == with_rung(placement, rung)
-    assert with_rung(before, Rung()) == placement
+def test_another_substitution_replaces_the_one_before(placement, way) -> None:
+    before = with_substitution(placement, Substitution(way=way, instead="united"))
+    for substitution in (
+        Substitution(instead="fewer"),
+        Substitution(way=2, instead="united", rule="instances"),
+    ):
+        assert with_substitution(before, substitution) == with_substitution(placement, substitution)
+    assert with_substitution(before, Substitution()) == placement

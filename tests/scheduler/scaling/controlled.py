@@ -17,13 +17,13 @@ from moesaic.messages.scaling import FleetShape, ScalingDecision, ScalingPolicy
 from moesaic.scaling.contract import RecentDemand, ScalingChoice, ScalingState
 from moesaic.services.scheduler.epochs.store import EpochStore
 from moesaic.services.scheduler.log import DecisionLog
+from moesaic.services.scheduler.scaling.actions import ActionStore
 from moesaic.services.scheduler.scaling.controller import (
     ScalingController,
     ScalingParts,
 )
 from moesaic.services.scheduler.scaling.facts import active_shape
 from moesaic.services.scheduler.scaling.feed import LoadFeed
-from moesaic.services.scheduler.scaling.wishes import WishStore
 from moesaic.services.scheduler.versioned import SCALING, VersionedStore
 
 ONE, TWO, THREE = FleetShape(1, 0), FleetShape(2, 0), FleetShape(3, 0)
@@ -124,7 +124,7 @@ class Scheduler:
     def __init__(self, bus: Any, view: Any, lead: Any, fleet: Fleet, clock: Clock) -> None:
         epochs = EpochStore(bus, lead, view)
         self.policy = VersionedStore(bus, epochs, lead, SCALING, ScalingPolicy(interval_s=0.5))
-        self.wishes = WishStore(bus, epochs, lead, clock)
+        self.actions = ActionStore(bus, epochs, lead, clock)
         self.brownout = VersionedStore(bus, epochs, lead, POLICY, BrownoutPolicy())
         self.log = DecisionLog(bus, clock)
         self.workers, self.choices = Workers(fleet), Choices()
@@ -136,7 +136,7 @@ class Scheduler:
                 view,
                 lead,
                 self.policy,
-                self.wishes,
+                self.actions,
                 self.feed,
                 self.choices,
                 self.log,

@@ -9,11 +9,11 @@ from moesaic.errors import InvalidInput
 from moesaic.messages.brownout import BrownoutPolicy
 from moesaic.messages.scaling import FleetShape, ScalingDecision
 from moesaic.services.scheduler.log import LOST
+from moesaic.services.scheduler.scaling.actions import ACTION, OVERTAKEN
 from moesaic.services.scheduler.scaling.controller import (
     NO_BRIDGE,
     PATIENCE_S,
 )
-from moesaic.services.scheduler.scaling.wishes import OVERTAKEN, WISH
 from tests.scheduler.scaling.controlled import (
     ONE,
     THREE,
@@ -68,7 +68,7 @@ async def test_advice_is_told_once_and_changes_nothing(
 
         assert (advice.wanted, advice.adopted) == (TWO, False)
         assert len(scheduler.log.recent_scaling(10)) == 1
-        assert (scheduler.wishes.wish, scheduler.workers.wanted) == (None, [])
+        assert (scheduler.actions.action, scheduler.workers.wanted) == (None, [])
 
 
 async def test_what_is_held_back_is_told_with_its_reason(
@@ -80,7 +80,7 @@ async def test_what_is_held_back_is_told_with_its_reason(
         held = await scheduler.decision(lambda each: True)
 
         assert (held.adopted, held.reason) == (False, "late; cooling down")
-        assert scheduler.wishes.wish is None
+        assert scheduler.actions.action is None
 
 
 @pytest.mark.parametrize("mode", ["off", "manual"])  # by hand, thresholds are one unless set
@@ -103,8 +103,8 @@ async def test_a_choice_is_carried_out_and_says_whether_anything_bridges_the_tim
 
         assert (first.adopted, first.bridged, first.reason) == (True, False, f"late; {NO_BRIDGE}")
         assert (second.reason, second.decode_threshold) == ("late", 0.5)
-        assert scheduler.wishes.wish is not None
-        assert (scheduler.wishes.wish.number, scheduler.wishes.wish.up) == (2, True)
+        assert scheduler.actions.action is not None
+        assert (scheduler.actions.action.number, scheduler.actions.action.up) == (2, True)
 
 
 async def test_an_order_that_is_overtaken_or_never_there_has_failed(
@@ -126,14 +126,14 @@ async def test_an_order_that_is_overtaken_or_never_there_has_failed(
         assert failed.failure == "the host is full"
 
 
-async def test_the_next_leader_goes_on_from_the_wish_and_ends_what_nobody_began(
+async def test_the_next_leader_goes_on_from_the_action_and_ends_what_nobody_began(
     control: Any, fleet: Fleet, clock: Clock
 ) -> None:
     async with scheduling(control, fleet, clock) as first:
         first.workers.brings = False
         ordered = await first.controller.order(TWO, "because")
         await first.until(lambda: first.workers.wanted == [TWO])
-        # One that was logged, and never became the wish.
+        # One that was logged, and never became the action.
         lost = ScalingDecision(decision_id="lost", adopted=True, before=ONE, wanted=THREE)
         await first.log.note_scaling(lost)
 
@@ -141,29 +141,29 @@ async def test_the_next_leader_goes_on_from_the_wish_and_ends_what_nobody_began(
         ended = await second.decision(lambda each: each.seconds is not None)
         assert ended.decision_id == ordered
         assert second.workers.wanted == [TWO]
-        assert second.wishes.wish is not None
-        assert second.wishes.wish.number == 1
+        assert second.actions.action is not None
+        assert second.actions.action.number == 1
         found = await second.decision(
             lambda each: each.decision_id == "lost" and bool(each.failure)
         )
         assert found.failure == LOST
 
 
-async def test_the_policy_and_the_wish_are_put_back_where_redis_has_lost_them(
+async def test_the_policy_and_the_action_are_put_back_where_redis_has_lost_them(
     control: Any, fleet: Fleet, clock: Clock
 ) -> None:
     async with scheduling(control, fleet, clock) as scheduler:
         await scheduler.set(mode="auto", max_attention=2)
         await scheduler.controller.order(TWO, "because")
         await scheduler.decision(lambda each: each.seconds is not None)
-        wish = scheduler.wishes.wish
+        action = scheduler.actions.action
 
         await control.bus.connection.client.flushall()
-        while await control.bus.get_bytes(WISH) is None:
+        while await control.bus.get_bytes(ACTION) is None:
             await scheduler.looks.next()
 
-        await scheduler.wishes.keep()
-        assert scheduler.wishes.wish == wish
+        await scheduler.actions.keep()
+        assert scheduler.actions.action == action
         assert (scheduler.policy.current.mode, scheduler.policy.current.max_attention) == (
             "auto",
             2,

@@ -33,7 +33,7 @@ async def test_an_order_that_is_repeated_while_it_is_under_way_is_the_same_one(
         assert await scheduler.controller.order(ONE, "no, stay") not in ("", first)
 
 
-async def test_an_order_leaves_mode_auto_before_its_wish_can_be_seen(
+async def test_an_order_leaves_mode_auto_before_its_action_can_be_seen(
     control: Any, fleet: Fleet, clock: Clock
 ) -> None:
     async with scheduling(control, fleet, clock) as scheduler:
@@ -42,17 +42,17 @@ async def test_an_order_leaves_mode_auto_before_its_wish_can_be_seen(
             await scheduler.controller.order(FleetShape(9, 0), "too many", keep_mode=False)
         assert scheduler.policy.current.mode == "auto"
 
-        wishes: list[str] = []
-        wanted = scheduler.wishes.want
+        actions: list[str] = []
+        wanted = scheduler.actions.want
 
         async def want(*arguments: Any) -> Any:
-            wishes.append(scheduler.policy.current.mode)
+            actions.append(scheduler.policy.current.mode)
             return await wanted(*arguments)
 
-        scheduler.wishes.want = want  # type: ignore[method-assign]
+        scheduler.actions.want = want  # type: ignore[method-assign]
         await scheduler.controller.order(TWO, "because", keep_mode=False)
 
-        assert wishes == ["advise"]
+        assert actions == ["advise"]
 
 
 async def test_advice_during_a_cool_down_is_told_once_though_its_seconds_pass(
@@ -86,7 +86,7 @@ async def test_an_error_of_a_part_is_a_trouble_and_no_end(
         assert ended.decision_id == decision_id
 
 
-async def test_without_a_wish_choices_go_on_from_what_the_actuator_is_set_to(
+async def test_without_an_action_choices_go_on_from_what_the_actuator_is_set_to(
     control: Any, fleet: Fleet, clock: Clock
 ) -> None:
     async with scheduling(control, fleet, clock) as scheduler:
@@ -132,7 +132,7 @@ async def test_only_what_ended_after_the_last_action_is_measured(
         assert (await asked(scheduler)).attainment == 0.0
 
 
-async def test_a_wish_for_too_few_expert_workers_is_not_carried_out(
+async def test_an_action_for_too_few_expert_workers_is_not_carried_out(
     control: Any, fleet: Fleet, clock: Clock
 ) -> None:
     async with scheduling(control, fleet, clock) as scheduler:

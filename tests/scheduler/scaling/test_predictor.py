@@ -115,7 +115,7 @@ async def test_nothing_is_chosen_before_the_reports_of_earlier_times_were_read()
     state = ScalingState(
         now_s=NOW,
         shape=FleetShape(1, 0),
-        wish=None,
+        action=None,
         bounds=ShapeBounds(FleetShape(2, 0), FleetShape(4, 0)),
         demand=predictor_of(fleet_of("a")).demand(POLICY),
         objectives=Objectives(1.0, 1.0),
@@ -190,7 +190,7 @@ async def test_whole_steps_say_nothing_about_fleets_with_expert_workers(num_expe
     state = ScalingState(
         now_s=NOW,
         shape=FleetShape(1, num_experts),
-        wish=None,
+        action=None,
         bounds=ShapeBounds(FleetShape(1, num_experts), FleetShape(4, 2 * num_experts)),
         demand=predictor.demand(POLICY),
         objectives=Objectives(0.01, 0.01),

@@ -48,7 +48,7 @@ async def test_the_next_scheduler_ends_what_a_killed_one_began_and_repeats_nothi
     after = await fleet.scaling()
     assert not decision.failure
     assert after.shape == LARGE
-    assert after.wish.number == before.wish.number + 1
+    assert after.action.number == before.action.number + 1
     assert sum(each.decision_id == decision_id for each in after.decisions) == 1
     became = [fleet.states(name)[count:] for name, count in known.items()]
     assert [states for states in became if states] == [["ready"], ["ready"]]
@@ -68,22 +68,22 @@ async def test_advice_changes_nothing(fleet: Fleet) -> None:
 
     after = await fleet.scaling()
     assert (advice.wanted, advice.adopted) == (LARGE, False)
-    assert (after.shape, after.wish.decision_id == advice.decision_id) == (SMALL, False)
+    assert (after.shape, after.action.decision_id == advice.decision_id) == (SMALL, False)
     assert {name: len(fleet.states(name)) for name in WORKERS} == before
 
 
 async def test_in_mode_auto_what_is_decided_is_done(fleet: Fleet) -> None:
     await fleet.scaled_to(SMALL)
-    before = (await fleet.scaling()).wish.number
+    before = (await fleet.scaling()).action.number
 
     await fleet.set(mode="auto", interval_s=0.5, cool_down_s=0, min_attention=2, min_experts=3)
     await fleet.until_shape(LARGE)
     await fleet.set(mode="off", min_attention=1, min_experts=1)
 
     after = await fleet.scaling()
-    done = await fleet.ended(after.wish.decision_id)
+    done = await fleet.ended(after.action.decision_id)
     assert (done.cause, done.wanted, done.failure) == ("bounds", LARGE, "")
-    assert after.wish.number == before + 1
+    assert after.action.number == before + 1
 
 
 @pytest.mark.slow

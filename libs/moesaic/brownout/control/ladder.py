@@ -1,7 +1,7 @@
 """The ladder of defence against more work than there is time for, and the decisions worth telling. Pure.
 
 ===========  =======================================================================================
-Rung         Entered when
+State        Entered when
 ===========  =======================================================================================
 queue        always: a request waits its turn
 degrade      mode ``paper``: by measured latencies; ``auto``: by predicted ones
@@ -77,7 +77,7 @@ class Ladder:
 
     Attributes:
         policy: in force.
-        rung: of the last decision.
+        state: of the last decision.
         windows: latencies of each phase.
         arrivals: of requests; told by the engine.
     """
@@ -86,7 +86,7 @@ class Ladder:
         self.windows: dict[Phase, LatencyWindow] = {
             phase: LatencyWindow(policy.window_s) for phase in PHASES
         }
-        self.rung = LadderState()
+        self.state = LadderState()
         self._troubled_since_s: float | None = None
         self.policy = policy
         self.arrivals = Arrivals()
@@ -121,29 +121,29 @@ class Ladder:
         Raises:
             Overloaded: it is shed, or would wait for too long; the error says when to retry.
         """
-        rung, policy = self.rung, self.policy
+        state, policy = self.state, self.policy
         if not exact:
-            if rung.shedding:
+            if state.shedding:
                 raise Overloaded(
-                    f"shed: the queue takes {rung.wait_s:.2f} s at the lowest thresholds, but the target for "
+                    f"shed: the queue takes {state.wait_s:.2f} s at the lowest thresholds, but the target for "
                     f"a first token is {policy.slo_ttft_s:g} s",
-                    rung.retry_after_s,
+                    state.retry_after_s,
                 )
-        elif policy.mode == "auto" and rung.wait_s > policy.exact_wait_s:
+        elif policy.mode == "auto" and state.wait_s > policy.exact_wait_s:
             raise Overloaded(
-                f"an exact request would wait {rung.wait_s:.2f} s, but at most "
+                f"an exact request would wait {state.wait_s:.2f} s, but at most "
                 f"{policy.exact_wait_s:g} s are allowed",
-                rung.retry_after_s,
+                state.retry_after_s,
             )
 
     def decide(self, state: QueueState) -> LadderState:
         """Decide for the steps from now on."""
         prediction = self._predicted(state)
-        thresholds, before = prediction.thresholds, self.rung
+        thresholds, before = prediction.thresholds, self.state
         shedding = self._sheds(prediction)
         too_long_s = prediction.wait_s - SHED_BELOW * self._most_wait_s(prediction)
         retry_s = min(MOST_RETRY_S, max(LEAST_RETRY_S, too_long_s))
-        self.rung = LadderState(
+        self.state = LadderState(
             thresholds,
             shedding,
             math.ceil(retry_s * 10) / 10,
@@ -154,10 +154,10 @@ class Ladder:
             prediction.ttft_s,
             prediction.tpot_s,
         )
-        return self.rung
+        return self.state
 
     def _predicted(self, state: QueueState) -> Prediction:
-        policy, before = self.policy, self.rung
+        policy, before = self.policy, self.state
         if policy.mode == "off":
             return Prediction(EXACT)
         if policy.mode == "manual":
@@ -172,7 +172,7 @@ class Ladder:
         if self.policy.mode != "auto" or "prefill" in prediction.unreachable:
             return False
         share = prediction.wait_s / self._most_wait_s(prediction)
-        if self.rung.shedding:
+        if self.state.shedding:
             return share > SHED_BELOW
         return prediction.at_lowest and share > SHED_ABOVE
 
@@ -240,33 +240,33 @@ class SparseDecisions:
             True if the decision is reported.
         """
         self._measure(now_s, ladder)
-        rung, told = ladder.rung, self._told
+        state, told = ladder.state, self._told
         # Shedding may have begun and ended since.
-        is_over = refused > self._refused and not (rung.shedding or told.shedding)
-        if now_s < self._told_s + TELL_EVERY_S or not (_is_news(rung, told) or is_over):
+        is_over = refused > self._refused and not (state.shedding or told.shedding)
+        if now_s < self._told_s + TELL_EVERY_S or not (_is_news(state, told) or is_over):
             return False
         self._number += 1
         decision = BrownoutDecision(
             number=self._number,
             at=at,
-            reason=_reason(rung, told, ladder.policy.mode, is_over=is_over),
+            reason=_reason(state, told, ladder.policy.mode, is_over=is_over),
             mode=ladder.policy.mode,
             prefill_before=told.thresholds.prefill,
-            prefill=rung.thresholds.prefill,
+            prefill=state.thresholds.prefill,
             decode_before=told.thresholds.decode,
-            decode=rung.thresholds.decode,
-            shedding=rung.shedding,
+            decode=state.thresholds.decode,
+            shedding=state.shedding,
             refused=refused - self._refused,
-            scale=rung.scale,
+            scale=state.scale,
             inputs=replace(
-                rung.inputs,
+                state.inputs,
                 ttft_p90_s=ladder.windows["prefill"].p90_s(now_s),
                 tpot_p90_s=ladder.windows["decode"].p90_s(now_s),
             ),
-            predicted_ttft_s=rung.ttft_s,
-            predicted_tpot_s=rung.tpot_s,
+            predicted_ttft_s=state.ttft_s,
+            predicted_tpot_s=state.tpot_s,
         )
-        self._told, self._told_s, self._refused = rung, now_s, refused
+        self._told, self._told_s, self._refused = state, now_s, refused
         self._open.append((now_s, decision))
         self._tell(decision)
         return True
@@ -276,9 +276,9 @@ class SparseDecisions:
         taken, self._untaken = self._untaken, []
         return taken
 
-    def has_more(self, rung: LadderState) -> bool:
-        """True if there will be something to report, even if ``rung`` does not change."""
-        return bool(self._open) or _is_news(rung, self._told)
+    def has_more(self, state: LadderState) -> bool:
+        """True if there will be something to report, even if ``state`` does not change."""
+        return bool(self._open) or _is_news(state, self._told)
 
     def _measure(self, now_s: float, ladder: Ladder) -> None:
         """Report decisions again whose window has passed."""
@@ -294,30 +294,30 @@ class SparseDecisions:
         self._untaken = [*self._untaken, decision][-MOST_UNTAKEN:]
 
 
-def _is_news(rung: LadderState, told: LadderState) -> bool:
-    moved = max(abs(a - b) for a, b in zip(rung.thresholds, told.thresholds, strict=True))
-    is_exact_again = rung.thresholds == EXACT != told.thresholds
+def _is_news(state: LadderState, told: LadderState) -> bool:
+    moved = max(abs(a - b) for a, b in zip(state.thresholds, told.thresholds, strict=True))
+    is_exact_again = state.thresholds == EXACT != told.thresholds
     return (
         moved >= WORTH_TELLING - 1e-9
         or is_exact_again
-        or rung.shedding != told.shedding
-        or bool(rung.scale) > bool(told.scale)
+        or state.shedding != told.shedding
+        or bool(state.scale) > bool(told.scale)
     )
 
 
-def _reason(rung: LadderState, told: LadderState, mode: BrownoutMode, *, is_over: bool) -> str:
-    """Say how ``rung`` differs from the last one reported."""
+def _reason(state: LadderState, told: LadderState, mode: BrownoutMode, *, is_over: bool) -> str:
+    """Say how ``state`` differs from the last one reported."""
     if mode in ("off", "manual"):
         return f"mode {mode}"
     reasons = []
-    if sum(rung.thresholds) < sum(told.thresholds):
+    if sum(state.thresholds) < sum(told.thresholds):
         by_paper = mode == "paper"
         reasons.append("latencies are above a target" if by_paper else "a target would be missed")
-    elif rung.thresholds != told.thresholds:
+    elif state.thresholds != told.thresholds:
         reasons.append("there is room below the targets")
-    if rung.shedding and not told.shedding:
+    if state.shedding and not told.shedding:
         reasons.append("the queue takes longer than the target, at the lowest thresholds")
-    elif is_over or (told.shedding and not rung.shedding):
+    elif is_over or (told.shedding and not state.shedding):
         reasons.append("the queue is short again")
-    reasons += [f"a lone request misses the target of {phase}" for phase in rung.unreachable]
+    reasons += [f"a lone request misses the target of {phase}" for phase in state.unreachable]
     return "; ".join(reasons)

@@ -41,16 +41,16 @@ def state_text(found: "pb.GetScalingResponse") -> str:
     if found.HasField("least"):
         bounds = f"; possible: {shape_text(found.least)} to {shape_text(found.most)}"
     lines = [f"{shape_text(found.shape)} now, by {found.actuator}{bounds}"]
-    if found.HasField("wish"):
-        lines.append(f"action {found.wish.number}: {wish_text(found.wish)}")
+    if found.HasField("action"):
+        lines.append(f"action {found.action.number}: {action_text(found.action)}")
     if found.trouble:
         lines.append(f"trouble: {found.trouble}")
     return "\n".join(lines)
 
 
-def wish_text(wish: "pb.ScalingWish") -> str:
+def action_text(action: "pb.ScalingAction") -> str:
     """The last action and its end."""
-    return f"{shape_text(wish.shape)} {_end(wish)}"
+    return f"{shape_text(action.shape)} {_end(action)}"
 
 
 def decision_row(decision: "pb.ScalingDecision") -> tuple[object, ...]:
@@ -78,7 +78,7 @@ def decision_note(decision: "pb.ScalingDecision") -> str:
     return "; ".join(filter(None, (decision.reason, bridged, decision.failure)))
 
 
-def _end(action: "pb.ScalingWish | pb.ScalingDecision") -> str:
+def _end(action: "pb.ScalingAction | pb.ScalingDecision") -> str:
     if action.failure:
         return "failed"
     return f"after {action.seconds:.1f} s" if action.HasField("seconds") else "under way"

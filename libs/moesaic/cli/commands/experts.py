@@ -63,9 +63,9 @@ def pin(
     """Keep an expert on a worker in all placements."""
     from moesaic.v1 import scheduler_pb2 as pb
 
-    wish = pb.Pin(layer=layer, expert=expert, worker_id=worker)
+    pin = pb.Pin(layer=layer, expert=expert, worker_id=worker)
     request = pb.SchedulerServiceSetPolicyRequest(
-        add_pins=[] if remove else [wish], remove_pins=[wish] if remove else []
+        add_pins=[] if remove else [pin], remove_pins=[pin] if remove else []
     )
     done, fleet = call(scheduler, request, pb.GetFleetRequest())
     known = [one.worker_id for one in fleet.workers if one.role in ("expert", "edge-agent")]

@@ -136,7 +136,7 @@ class AllToAllDispatcher:
         hidden_states: Tensor,
         promised: PromisedRows | None = None,
     ) -> Tensor:
-        """See ``Dispatcher.dispatch``; the order of sums follows the shares. Steps have no rung."""
+        """See ``Dispatcher.dispatch``; the order of sums follows the shares. Steps have no substitution."""
         if layer == self._layers[0]:
             if self._without_rows is not None:
                 await asyncio.wait([self._without_rows])

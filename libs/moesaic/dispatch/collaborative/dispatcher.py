@@ -30,13 +30,13 @@ from moesaic.dispatch.collaborative.view import SiteStep, SiteView
 from moesaic.dispatch.contract import Step
 from moesaic.errors import CheckpointError, ExpertUnavailable, MoesaicError, NotReady
 from moesaic.experts.activations import ActivationMeter
-from moesaic.experts.brownout.logical import RungOf
+from moesaic.experts.brownout.logical import SubstitutionOf
 from moesaic.experts.epochs import Epochs
 from moesaic.experts.slots import LayerSlots
 from moesaic.experts.wire_rows import from_wire, row_bytes, to_wire
 from moesaic.kernels.brownout import split_choices
-from moesaic.kernels.promised import LayerRung, PromisedRows
-from moesaic.messages.rung import Rung
+from moesaic.kernels.promised import LayerSubstitution, PromisedRows
+from moesaic.messages.substitution import Substitution
 from moesaic.messages.wire import WireDtype
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.gate import Gate
@@ -60,7 +60,7 @@ class SiteParts:
         gates: gates by decoder layer.
         peers: the other sites.
         files: experts on this machine's disk; None: they cannot be read while serving.
-        rung_of: describes how a layer is degraded.
+        substitution_of: describes how a layer is degraded.
         activations: counts this site's choices.
     """
 
@@ -68,7 +68,7 @@ class SiteParts:
     gates: Mapping[int, Gate]
     peers: Peers
     files: FileCache | None
-    rung_of: RungOf
+    substitution_of: SubstitutionOf
     activations: ActivationMeter
 
 
@@ -106,7 +106,9 @@ class CollaborativeDispatcher:
         self._wire: WireDtype = "own" if deterministic else wire
         self._row_bytes = 2 * row_bytes(config.hidden_size, dtype, self._wire)
         self._view = SiteView.alone(config.moe_layers, config.moe.num_experts)
-        self._rungs: dict[tuple[int, frozenset[int] | None], dict[int, LayerRung]] = {}
+        self._substitutions: dict[
+            tuple[int, frozenset[int] | None], dict[int, LayerSubstitution]
+        ] = {}
         self._beside = ThreadPoolExecutor(1, "beside")
 
     @property
@@ -120,7 +122,7 @@ class CollaborativeDispatcher:
         epochs = self._parts.epochs
         if epochs.in_force != self._view.epoch:
             self._view = SiteView.of(epochs.ask(epochs.in_force))
-            self._rungs.clear()
+            self._substitutions.clear()
             self._parts.peers.follow(self._view)
             self._forget_slotted()
 
@@ -146,9 +148,9 @@ class CollaborativeDispatcher:
         if view.epoch:
             self._parts.epochs.ask(view.epoch)
         self._parts.peers.pin(view)
-        rung = view.rung if view.rung != Rung() else None
+        substitution = view.substitution if view.substitution != Substitution() else None
         has_lost = self._parts.files is None and bool(self._lost(view))
-        return SiteStep(os.urandom(16), view.epoch, rung, has_lost, view=view)
+        return SiteStep(os.urandom(16), view.epoch, substitution, has_lost, view=view)
 
     def end_step(self, step: Step) -> None:
         """See ``Dispatcher.end_step``."""
@@ -180,7 +182,7 @@ class CollaborativeDispatcher:
         weights, ids = self._parts.gates[layer](hidden)
         self._parts.activations.record(step.epoch, layer, ids, None, "static")
         if promised is not None:
-            split_choices(ids, weights, promised, self._layer_rung(step, view, layer))
+            split_choices(ids, weights, promised, self._layer_substitution(step, view, layer))
         batch = LayerBatch(hidden, weights, ids, unsummed=self._deterministic)
         await self._compute(step, view, layer, batch)
         total = batch.total(layer)
@@ -362,23 +364,23 @@ class CollaborativeDispatcher:
 
     def _may_lack(self, view: SiteView) -> bool:
         """True if rows may do without experts."""
-        return view.rung.instead == "fewer"
+        return view.substitution.instead == "fewer"
 
-    def _layer_rung(self, step: Step, view: SiteView, layer: int) -> LayerRung:
+    def _layer_substitution(self, step: Step, view: SiteView, layer: int) -> LayerSubstitution:
         """The way to degrade choices of a layer, as the other sites can be reached now.
 
         Only a step that began with experts lost has rows which may all do without them. In any other one a loss is
         an error, and the step is tried again.
         """
         linked = self._parts.peers.linked_to(view) if step.has_lost else None
-        found = self._rungs.get((view.epoch, linked))
+        found = self._substitutions.get((view.epoch, linked))
         if found is None:
             lost = {} if linked is None else view.lost(linked)
             found = {
-                each: self._parts.rung_of(each, view.rung, lost.get(each), None)
+                each: self._parts.substitution_of(each, view.substitution, lost.get(each), None)
                 for each in view.slot_of
             }
-            self._rungs = {(view.epoch, linked): found}
+            self._substitutions = {(view.epoch, linked): found}
         return found[layer]
 
 

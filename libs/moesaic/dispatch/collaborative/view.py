@@ -15,7 +15,7 @@ from moesaic.experts.basis import AssignmentBasis
 from moesaic.experts.epochs import Tenure
 from moesaic.experts.slots import SlotTable
 from moesaic.messages.placement import EMPTY_SLOT
-from moesaic.messages.rung import Rung
+from moesaic.messages.substitution import Substitution
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +28,7 @@ class SiteView:
         slot_of: slot of each expert here, by layer, int32 ``[E]``; -1: it is elsewhere.
         holders: indices of the other workers that hold an expert, by layer and expert.
         peers: the other workers, by index.
-        rung: how choices may be degraded.
+        substitution: how choices may be degraded.
         num_own: experts of a layer that the model itself has.
     """
 
@@ -37,7 +37,7 @@ class SiteView:
     slot_of: Mapping[int, Tensor]
     holders: Mapping[int, tuple[tuple[int, ...], ...]]
     peers: Mapping[int, Endpoint]
-    rung: Rung
+    substitution: Substitution
     num_own: int
     _bases: dict[int, Tensor] = field(default_factory=dict, repr=False)
     _lost: dict[frozenset[int], Mapping[int, Tensor]] = field(default_factory=dict, repr=False)
@@ -68,7 +68,7 @@ class SiteView:
             slot_of,
             holders,
             peers,
-            placement.rung,
+            placement.substitution,
             placement.num_own,
         )
 
@@ -82,7 +82,7 @@ class SiteView:
             slot_of=dict.fromkeys(layers, nowhere),
             holders=dict.fromkeys(layers, ((),) * num_experts),
             peers={},
-            rung=Rung(),
+            substitution=Substitution(),
             num_own=num_experts,
         )
 
@@ -94,7 +94,7 @@ class SiteView:
 
     def weights_id(self, expert: int) -> int:
         """Name an expert of this placement by its weights."""
-        return self.rung.weights_id(expert, self.num_own)
+        return self.substitution.weights_id(expert, self.num_own)
 
     @cached_property
     def held(self) -> Mapping[int, NDArray[np.bool_]]:

@@ -13,7 +13,7 @@ from moesaic.dispatch.gathered.dispatcher import GatheredDispatcher
 from moesaic.dispatch.gathered.holders import Linked, ShareHolders
 from moesaic.dispatch.gathered.mover import Mover
 from moesaic.dispatch.gathered.plan import GatherPlan
-from moesaic.dispatch.rungs import RungLoader
+from moesaic.dispatch.substitution import SubstitutionLoader
 from moesaic.experts.loaded import ExpertFiles
 from moesaic.experts.pull.frames import contents_digest
 from moesaic.experts.pull.server import PullServer
@@ -107,16 +107,16 @@ async def assemble(
             held,
             memory,
             mover.start,
-            _rungs(plan, files, budget_bytes),
+            _substitutions(plan, files, budget_bytes),
         )
         digest = digests[plan.share]
         server = PullServer(plan.gathered_layers, plan.held.layer_bytes, shard, digest, reader)
         yield GatheredParts(plan, dispatcher, mover, shard, server, holders)
 
 
-def _rungs(plan: GatherPlan, files: ExpertFiles, budget_bytes: int) -> RungLoader:
+def _substitutions(plan: GatherPlan, files: ExpertFiles, budget_bytes: int) -> SubstitutionLoader:
     def bring(layer: int, expert: int) -> GatedMLP:
         return files.layout.view(files.packed(layer, [expert])[0])
 
     left = (budget_bytes - plan.total_bytes) // plan.expert_bytes if budget_bytes else None
-    return RungLoader(files.experts, plan.layers, plan.num_experts, bring, left)
+    return SubstitutionLoader(files.experts, plan.layers, plan.num_experts, bring, left)

@@ -14,7 +14,7 @@ from moesaic.dispatch.contract import Step
 from moesaic.dispatch.gathered import metrics
 from moesaic.dispatch.gathered.plan import GatherPlan
 from moesaic.dispatch.gathered.ring import Fill, Ring
-from moesaic.dispatch.rungs import LoadedRung, RungLoader, with_united
+from moesaic.dispatch.substitution import LoadedSubstitution, SubstitutionLoader, with_united
 from moesaic.experts.slots import LayerSlots, SlotTable
 from moesaic.kernels.brownout import split_choices
 from moesaic.kernels.expert_layout import ExpertLayout
@@ -24,17 +24,17 @@ from moesaic.models.layers.gate import Gate
 
 @dataclass(frozen=True)
 class _Experts:
-    """All experts as one step finds them, then the united ones of its rung.
+    """All experts as one step finds them, then the united ones of its substitution.
 
     Attributes:
         resident: experts of the first layer.
         tables: experts of the other layers, for each buffer of the ring.
-        loaded: the rung; None: there is none.
+        loaded: the substitution; None: there is none.
     """
 
     resident: SlotTable
     tables: tuple[SlotTable, ...]
-    loaded: LoadedRung | None = None
+    loaded: LoadedSubstitution | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class GatheredDispatcher:
         held: Mapping[int, Tensor],
         memory: Sequence[Tensor],
         start: Callable[[Fill], None],
-        rungs: RungLoader,
+        substitutions: SubstitutionLoader,
     ) -> None:
         """
         Args:
@@ -67,12 +67,12 @@ class GatheredDispatcher:
             held: experts of each gathered layer that stay in memory, uint8 ``[n, nbytes]``.
             memory: memory of each buffer of the ring, uint8 ``[len(plan.gathered), nbytes]``.
             start: begins to fill a buffer; returns at once.
-            rungs: loads united experts, which stay in memory.
+            substitutions: loads united experts, which stay in memory.
         """
         self._gates, self._first = gates, plan.layers[0]
         everything = tuple(range(plan.num_experts))
         mlps = tuple(layout.view(row) for row in resident)
-        self.rungs = rungs
+        self.substitutions = substitutions
         first = SlotTable({self._first: LayerSlots(everything, mlps)})
         kept = {layer: [layout.view(row) for row in rows] for layer, rows in held.items()}
         tables = []
@@ -96,7 +96,7 @@ class GatheredDispatcher:
         self.compute_s: tuple[float, ...] = ()  # of the last whole step's layers, without waits
         self.wait_s: tuple[float, ...] = ()
 
-    def adopt(self, loaded: LoadedRung | None) -> None:
+    def adopt(self, loaded: LoadedSubstitution | None) -> None:
         """See ``Degrading.adopt``; a step in progress keeps its own."""
         own = self._own
         tables = tuple(with_united(table, loaded) for table in own.tables)
@@ -119,7 +119,7 @@ class GatheredDispatcher:
             os.urandom(16),
             epoch=0,
             experts=self._experts,
-            rung=self._experts.loaded.rung if self._experts.loaded else None,
+            substitution=self._experts.loaded.substitution if self._experts.loaded else None,
         )
 
     def end_step(self, step: Step) -> None:
@@ -155,7 +155,7 @@ class GatheredDispatcher:
         assert isinstance(step, _GatheredStep)
         experts = step.experts
         if promised is not None:
-            # Or the step had no rung.
+            # Or the step had no substitution.
             assert experts.loaded is not None
             split_choices(topk_ids, topk_weights, promised, experts.loaded.layers[layer])
         if layer == self._first or self._ring is None:

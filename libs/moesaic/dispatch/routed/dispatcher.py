@@ -42,7 +42,7 @@ from moesaic.dispatch.routed.tally import RouteTally
 from moesaic.dispatch.sum_order import combine
 from moesaic.dispatch.two_phase.dispatcher import TwoPhaseDispatcher
 from moesaic.errors import ExpertUnavailable, MoesaicError, NotReady, StaleEpoch
-from moesaic.experts.brownout.logical import RungOf
+from moesaic.experts.brownout.logical import SubstitutionOf
 from moesaic.experts.frames import decision_of, degraded_in, is_partial_sum, is_unsummed
 from moesaic.experts.unsummed import add_up_choices, rows_at_once
 from moesaic.experts.wire_rows import from_wire
@@ -71,7 +71,7 @@ class RoutedDispatcher:
         *,
         deterministic: bool = False,
         wire: WireDtype = "own",
-        rung_of: RungOf | None = None,
+        substitution_of: SubstitutionOf | None = None,
         node: str = "",
     ) -> None:
         """Use ``network`` for tensors.
@@ -83,10 +83,10 @@ class RoutedDispatcher:
             scheduling: how expert workers choose among replicas.
             deterministic: sums have the bits of ``local``, wherever experts are; see ``unsummed``.
             wire: form in which rows and sums travel, unless ``deterministic``.
-            rung_of: describes how a layer is degraded, for ``deterministic``; None: steps have no rung.
+            substitution_of: describes how a layer is degraded, for ``deterministic``; None: steps have no substitution.
             node: node that this side is on.
         """
-        self._network, self._gates, self._rung_of = network, gates, rung_of
+        self._network, self._gates, self._substitution_of = network, gates, substitution_of
         self._deterministic, self._wire = deterministic, wire
         self.native = NativeAsking(network, timeout_s, wire)
         self._python = PythonAsking(network, self.native.patience_s)
@@ -137,11 +137,11 @@ class RoutedDispatcher:
         route = self._routes.current
         if route is None:
             raise NotReady(f"waiting for {'; '.join(self.waiting_for)}", code="expert_unavailable")
-        has_no_rung = self._deterministic and self._rung_of is None
+        has_no_substitution = self._deterministic and self._substitution_of is None
         step = RoutedStep(
             os.urandom(16),
             route.placement.epoch,
-            rung=None if has_no_rung else route.rung,
+            substitution=None if has_no_substitution else route.substitution,
             has_lost=route.has_lost,
             route=route,
         )
@@ -277,10 +277,10 @@ class RoutedDispatcher:
         topk_weights, topk_ids = self._gates[layer](hidden_states)
         if promised is not None:
             # Or nobody would have promised anything.
-            assert step.route.rung is not None
-            assert self._rung_of is not None
-            rung = self._rung_of(layer, step.route.rung, None, None)
-            split_choices(topk_ids, topk_weights, promised, rung)
+            assert step.route.substitution is not None
+            assert self._substitution_of is not None
+            substitution = self._substitution_of(layer, step.route.substitution, None, None)
+            split_choices(topk_ids, topk_weights, promised, substitution)
         whole = hidden_states.cpu(), topk_weights.cpu(), topk_ids.cpu()
         at_once, sums = rows_at_once(topk_ids.shape[1]), []
         for start in range(0, len(topk_ids), at_once):

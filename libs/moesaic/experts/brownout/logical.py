@@ -1,7 +1,7 @@
 """Experts of a layer by one kind of id: the model's own, and the united ones of every way.
 
-In memory and on its way between workers an expert has a *weights id* (``Rung.weights_id``), which means the
-same under every placement. A placement numbers only what its own rung needs: ``E`` experts, and the united ones
+In memory and on its way between workers an expert has a *weights id* (``Substitution.weights_id``), which means the
+same under every placement. A placement numbers only what its own substitution needs: ``E`` experts, and the united ones
 behind them.
 """
 
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from moesaic.errors import CheckpointError
-from moesaic.kernels.promised import LayerRung
-from moesaic.messages.rung import Rung
+from moesaic.kernels.promised import LayerSubstitution
+from moesaic.messages.substitution import Substitution
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.experts import ExpertWeights, expert_bytes, load_expert
@@ -23,8 +23,8 @@ from moesaic.models.weights.united import UnitedExperts, find_united
 log = structlog.get_logger()
 
 
-RungOf = Callable[[int, Rung, Tensor | None, Tensor | None], LayerRung]
-"""See ``LogicalExperts.layer_rung``."""
+SubstitutionOf = Callable[[int, Substitution, Tensor | None, Tensor | None], LayerSubstitution]
+"""See ``LogicalExperts.layer_substitution``."""
 
 
 class LogicalExperts:
@@ -91,22 +91,26 @@ class LogicalExperts:
         expert = weights_id % self._config.moe.num_experts
         return expert_bytes(self._checkpoint, self._config, layer, expert)
 
-    def layer_rung(
-        self, layer: int, rung: Rung, lost: Tensor | None = None, homes: Tensor | None = None
-    ) -> LayerRung:
+    def layer_substitution(
+        self,
+        layer: int,
+        substitution: Substitution,
+        lost: Tensor | None = None,
+        homes: Tensor | None = None,
+    ) -> LayerSubstitution:
         """Describe how choices of a layer are degraded.
 
         Args:
             layer: the decoder layer.
-            rung: the way to degrade.
+            substitution: the way to degrade.
             lost: bool ``[E]``, experts that nobody can serve; None: there are none.
             homes: int ``[E]``, the worker that has each expert; None: one process has all.
         """
         apart = None
-        if rung.rule == "instances" and homes is not None:
+        if substitution.rule == "instances" and homes is not None:
             # There may be more workers.
             apart = torch.unique(homes, return_inverse=True)[1].int()
-        return LayerRung(self._config.moe.num_experts, rung, lost, apart)
+        return LayerSubstitution(self._config.moe.num_experts, substitution, lost, apart)
 
     def _mean(
         self, layer: int, way: int, group: int, dtype: torch.dtype, device: torch.device

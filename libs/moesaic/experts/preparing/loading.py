@@ -66,9 +66,11 @@ class PlacementLoader:
         """
         known = self._epochs.find(placement)
         worker_idx = self._index_in(placement)
-        rung, num_own = placement.rung, placement.num_own
+        substitution, num_own = placement.substitution, placement.num_own
         held = {layer: placement.slots[i][worker_idx] for i, layer in enumerate(placement.layers)}
-        wanted = {layer: [rung.weights_id(e, num_own) for e in held[layer]] for layer in held}
+        wanted = {
+            layer: [substitution.weights_id(e, num_own) for e in held[layer]] for layer in held
+        }
         own = [[e for e in experts if e < num_own] for experts in held.values()]
         longest = max(map(len, own), default=0)
         if longest > self._slots_per_layer:

@@ -71,13 +71,13 @@ class ExpertPeers:
         """Workers that give an expert; its replicas take turns to be the first."""
         if layer not in serving.layers:
             return []
-        rung, num_own = serving.rung, serving.num_own
+        substitution, num_own = serving.substitution, serving.num_own
         held = [
             worker
             for worker, slots in zip(
                 serving.workers, serving.slots[serving.layers.index(layer)], strict=True
             )
-            if expert in {rung.weights_id(slot, num_own) for slot in slots}
+            if expert in {substitution.weights_id(slot, num_own) for slot in slots}
             and worker.weights_address
             and worker.worker_id != self._worker_id
         ]

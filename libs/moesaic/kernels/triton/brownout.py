@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from moesaic.brownout.split import WHOLE
-from moesaic.kernels.promised import LayerRung, PromisedRows
+from moesaic.kernels.promised import LayerSubstitution, PromisedRows
 
 _CHUNK = 1024  # choices a program counts
 _TILE = 1024  # choices a program rewrites
@@ -29,8 +29,8 @@ _WHOLE = tl.constexpr(WHOLE)
 
 # The same promises pass every layer, and a layer meets many of them: copied to the device once.
 _levels: WeakKeyDictionary[PromisedRows, tuple[Tensor, Tensor]] = WeakKeyDictionary()
-_serves: WeakKeyDictionary[LayerRung, Tensor] = WeakKeyDictionary()
-_homes: WeakKeyDictionary[LayerRung, tuple[Tensor, int]] = WeakKeyDictionary()
+_serves: WeakKeyDictionary[LayerSubstitution, Tensor] = WeakKeyDictionary()
+_homes: WeakKeyDictionary[LayerSubstitution, tuple[Tensor, int]] = WeakKeyDictionary()
 
 
 # What differs from step to step is not specialised on: each kind of number would be compiled anew.
@@ -206,11 +206,11 @@ def _rewrite_kernel(
 
 
 def split_choices(
-    topk_ids: Tensor, topk_weights: Tensor, promised: PromisedRows, layer: LayerRung
+    topk_ids: Tensor, topk_weights: Tensor, promised: PromisedRows, layer: LayerSubstitution
 ) -> None:
     """See ``moesaic.kernels.brownout.split_choices``."""
     num_rows, top_k = topk_ids.shape
-    device, num_experts, rung = topk_ids.device, layer.num_experts, layer.rung
+    device, num_experts, substitution = topk_ids.device, layer.num_experts, layer.substitution
     assert num_rows == len(promised)
     assert topk_ids.dtype == torch.int32
     assert topk_weights.dtype == torch.float32
@@ -221,8 +221,8 @@ def split_choices(
         return
     levels, level_of_row = _levels_on(device, promised)
     num_levels = len(promised.levels)
-    united = rung.instead == "united"
-    way = rung.way if united else 1
+    united = substitution.instead == "united"
+    way = substitution.way if united else 1
     serves, (homes, num_homes) = _serves_on(device, layer), _homes_on(device, layer)
     rows_by_level = topk_ids.new_zeros(num_levels, num_experts)
     stay = topk_ids.new_empty(num_experts, dtype=torch.int8)
@@ -267,7 +267,7 @@ def split_choices(
         num_experts,
         way,
         UNITED=united,
-        SAME_SUM=rung.instead == "fewer",
+        SAME_SUM=substitution.instead == "fewer",
         TOP_K=top_k,
         TOP_K_POW2=top_k_pow2,
         ROWS=rows,
@@ -289,7 +289,7 @@ def _levels_on(device: torch.device, promised: PromisedRows) -> tuple[Tensor, Te
     return found
 
 
-def _serves_on(device: torch.device, layer: LayerRung) -> Tensor:
+def _serves_on(device: torch.device, layer: LayerSubstitution) -> Tensor:
     """1 for each expert that somebody can serve, else 0, int8 ``[E]``."""
     found = _serves.get(layer)
     if found is None or found.device != device:
@@ -298,7 +298,7 @@ def _serves_on(device: torch.device, layer: LayerRung) -> Tensor:
     return found
 
 
-def _homes_on(device: torch.device, layer: LayerRung) -> tuple[Tensor | None, int]:
+def _homes_on(device: torch.device, layer: LayerSubstitution) -> tuple[Tensor | None, int]:
     """The instance of each expert, int32 ``[E]``, and the number of instances; None: there is one."""
     if layer.homes is None:
         return None, 1

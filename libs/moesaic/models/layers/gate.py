@@ -6,7 +6,7 @@ from torch import Tensor
 from moesaic.kernels.decoder_step import RoutedExpertsKernel
 from moesaic.kernels.linear import PackedLinear, activation_dtype, make_linear
 from moesaic.kernels.packed_experts import PackedSlots
-from moesaic.kernels.promised import LayerRung
+from moesaic.kernels.promised import LayerSubstitution
 from moesaic.models.configuration.architecture import ModelConfig, MoE
 from moesaic.models.layers.gating import Gating
 from moesaic.models.weights.checkpoint import Checkpoint
@@ -68,7 +68,7 @@ class Gate:
         return self._gating.select(gate(hidden_states))
 
     def before(
-        self, slots: PackedSlots, layer: LayerRung | None = None
+        self, slots: PackedSlots, layer: LayerSubstitution | None = None
     ) -> RoutedExpertsKernel | None:
         """Combine this gate with all of the layer's experts, each in its own slot, for whole steps.
 
@@ -82,8 +82,8 @@ class Gate:
         gate, moe = self._linear, self._moe
         if not isinstance(gate, PackedLinear):
             return None
-        rung = layer or LayerRung(moe.num_experts)
-        return RoutedExpertsKernel(gate.matrix, slots, rung, self._gating)
+        substitution = layer or LayerSubstitution(moe.num_experts)
+        return RoutedExpertsKernel(gate.matrix, slots, substitution, self._gating)
 
 
 def load_gates(

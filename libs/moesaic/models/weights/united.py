@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from moesaic.errors import CheckpointError
-from moesaic.messages.rung import Rung
+from moesaic.messages.substitution import Substitution
 from moesaic.models.configuration.architecture import ModelConfig
 from moesaic.models.weights.experts import ExpertWeights
 from moesaic.models.weights.header import read_header
@@ -117,7 +117,7 @@ class UnitedExperts:
     @property
     def num_groups(self) -> int:
         """Number of united experts of a layer."""
-        return Rung(way=self.manifest.way).num_united(self.config.moe.num_experts)
+        return Substitution(way=self.manifest.way).num_united(self.config.moe.num_experts)
 
     def read(
         self, layer: int, group: int, dtype: torch.dtype, device: torch.device

@@ -90,7 +90,7 @@ struct promises {
 };
 
 // What is done with the choices of a layer that are not kept.
-struct rung {
+struct substitution {
     int64_t num_experts;   // of the layer: E
     int64_t way;           // experts of one group; 0: there are no united experts
     const uint8_t *lost;   // [E]: 1: nobody can serve it now; or none
@@ -130,7 +130,7 @@ struct moe {
     const struct expert *const *slots;  // [num_slots]; of whole steps: experts 0..E-1, then united ones
     int64_t num_slots;
     int64_t size, top_k;                // I, k
-    struct rung rung;
+    struct substitution substitution;
     struct gating gating;
 };
 
@@ -367,7 +367,7 @@ EXPORT int64_t split_choices_scratch(int64_t num_experts);
 // Choices [T, k] of experts 0..E-1, different in a row, and their weights -> the same with united experts E..,
 // or -1 and a weight of 0; to degraded [T] is added how many of a row's are not served by their own expert.
 EXPORT void split_choices(int32_t *ids, float *weights, int64_t count, int64_t top_k,
-                          const struct rung *rung, const struct promises *promises,
+                          const struct substitution *substitution, const struct promises *promises,
                           int32_t *degraded, uint8_t *scratch);
 
 // Bytes of `scratch` that `schedule_experts` needs.

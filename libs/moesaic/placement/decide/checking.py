@@ -150,7 +150,7 @@ def _held(placement: Placement) -> Mapping[tuple[str, int], set[tuple[int, int]]
         for worker, slots in zip(placement.workers, by_worker, strict=True):
             mine = held.setdefault(worker.incarnation, set())
             mine.update(
-                (layer, placement.rung.weights_id(expert, placement.num_own))
+                (layer, placement.substitution.weights_id(expert, placement.num_own))
                 for expert in slots
                 if expert >= 0
             )

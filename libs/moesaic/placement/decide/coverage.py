@@ -36,7 +36,7 @@ def unserved_experts(placement: Placement, live: Set[tuple[str, int]]) -> dict[i
     Returns:
         Experts per decoder layer; layers that lack none are left out.
     """
-    num_own, way = placement.num_own, placement.rung.way
+    num_own, way = placement.num_own, placement.substitution.way
     unserved = {}
     for layer, experts in missing_experts(placement, live).items():
         lost = [

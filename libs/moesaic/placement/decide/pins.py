@@ -1,4 +1,4 @@
-"""Pins: wishes of operators that a worker hold an expert."""
+"""Pins: orders of operators that a worker hold an expert."""
 
 from collections.abc import Iterable, Sequence
 

@@ -29,7 +29,7 @@ def stages(
 
     Args:
         current: the placement in force.
-        target: the placement to reach, of the same model, layers and rung. Workers that restarted since
+        target: the placement to reach, of the same model, layers and substitution. Workers that restarted since
             ``current`` hold nothing. Workers that it leaves out live until the last stage, and load nothing.
         capacity: experts that a worker can have in memory at once, over all layers, by worker id.
         value: value of a copy of an expert, such as its demand: ``[N, L, E]``, by worker of ``target``.
@@ -44,10 +44,10 @@ def stages(
         PlacementInfeasible: a worker lacks the capacity for one of the placements, or all workers are full
             and wait for each other.
     """
-    kind = ("model_digest", "num_experts", "layers", "rung", "num_united")
+    kind = ("model_digest", "num_experts", "layers", "substitution", "num_united")
     if any(getattr(current, name) != getattr(target, name) for name in kind):
         raise InvalidInput(
-            "target", "must be of the model, layers and rung of the current placement"
+            "target", "must be of the model, layers and substitution of the current placement"
         )
     if unknown := {w.worker_id for w in target.workers} - capacity.keys():
         raise InvalidInput("capacity", f"is unknown for {sorted(unknown)[:3]}")

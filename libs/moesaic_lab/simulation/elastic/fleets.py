@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from moesaic.brownout.split import Layer, Level, split_choices
 from moesaic.errors import InvalidInput
 from moesaic.messages.performance import PartCost, PerformanceModel
-from moesaic.messages.rung import Rung
+from moesaic.messages.substitution import Substitution
 from moesaic_lab.placement.activated import ActivatedExperts, Keep, ReplicaChoice
 from moesaic_lab.placement.drawn_routing import draw_layers
 from moesaic_lab.simulation.elastic.fleet_times import ApartTimes, Hardware, TogetherTimes, Way
@@ -81,7 +81,7 @@ class FleetFamily:
     def browned_out(self, threshold: float) -> StudiedFleet:
         """Ours under brownout: of a batch's choices so large a share keeps its experts, the others fall away.
 
-        The split is that of the suite, with the rung ``fewer``; all weights of a row count alike here.
+        The split is that of the suite, with the substitution ``fewer``; all weights of a row count alike here.
         """
         return self._apart(
             f"brownout, threshold {threshold:g}", "aebs", _fewer(threshold, self.hardware)
@@ -125,8 +125,8 @@ class FleetFamily:
 
 
 def _fewer(threshold: float, hardware: Hardware) -> Keep:
-    """Split choices as workers do, on the rung that leaves out what is degraded."""
-    layer = Layer(hardware.model.num_experts, Rung(instead="fewer"))
+    """Split choices as workers do, on the substitution that leaves out what is degraded."""
+    layer = Layer(hardware.model.num_experts, Substitution(instead="fewer"))
 
     def keep(topk_ids: NDArray[Any]) -> NDArray[Any]:
         ids = topk_ids.astype(np.int32)

@@ -31,7 +31,7 @@ struct split {
     const int32_t *ids;
     int64_t count, top_k, num_experts;
     const struct promises *p;
-    const struct rung *rung;
+    const struct substitution *substitution;
     uint64_t *keys;  // [E] of the experts that a phase's rows chose, those first that stay longest
     uint64_t *aside;  // [E]
     int32_t *rows;   // [E] of a phase; then, of a group, the experts that would go
@@ -47,7 +47,7 @@ INLINE int64_t level_of(const struct split *s, int64_t row) {
 static void order_by_instances(struct split *s, int64_t chosen) {
     memset(s->rows, 0, (size_t)s->num_experts * sizeof *s->rows);  // of an instance: those seen so far
     for (int64_t i = 0; i < chosen; i++) {
-        const uint64_t place = (uint64_t)s->rows[s->rung->homes[expert_of(s->keys[i])]]++;
+        const uint64_t place = (uint64_t)s->rows[s->substitution->homes[expert_of(s->keys[i])]]++;
         s->aside[i] = key_of((int64_t)(~place & UINT32_MAX), i);
     }
     qsort(s->aside, (size_t)chosen, sizeof *s->aside, by_rows);
@@ -70,7 +70,7 @@ static int64_t put_in_order(struct split *s, int32_t phase, int64_t *total) {
         *total += s->rows[e];
     }
     qsort(s->keys, (size_t)chosen, sizeof *s->keys, by_rows);
-    if (s->rung->homes) order_by_instances(s, chosen);
+    if (s->substitution->homes) order_by_instances(s, chosen);
     for (int64_t i = 0; i < chosen; i++) s->place[expert_of(s->keys[i])] = (int32_t)i;
     return chosen;
 }
@@ -109,13 +109,13 @@ static void keep_promised(struct split *s) {
 }
 
 static void leave_lost(struct split *s) {
-    for (int64_t e = 0; s->rung->lost && e < s->num_experts; e++)
-        if (s->rung->lost[e]) s->stay[e] = 0;
+    for (int64_t e = 0; s->substitution->lost && e < s->num_experts; e++)
+        if (s->substitution->lost[e]) s->stay[e] = 0;
 }
 
 // An expert stays that would be the only one of its group to go.
 static void keep_lone(struct split *s) {
-    const int64_t way = s->rung->way, groups = (s->num_experts + way - 1) / way;
+    const int64_t way = s->substitution->way, groups = (s->num_experts + way - 1) / way;
     int32_t *lone = s->place;  // of a group: the expert that goes; MORE than one
     memset(s->rows, 0, (size_t)groups * sizeof *s->rows);
     for (int64_t i = 0; i < s->count * s->top_k; i++) {
@@ -134,7 +134,7 @@ static void keep_lone(struct split *s) {
 static int64_t heaviest_of(const struct split *s, const int32_t *ids, const float *weights) {
     int64_t best = -1;
     for (int64_t j = 0; j < s->top_k; j++) {
-        if (s->rung->lost && s->rung->lost[ids[j]]) continue;
+        if (s->substitution->lost && s->substitution->lost[ids[j]]) continue;
         if (best < 0 || weights[j] > weights[best] ||
             (weights[j] == weights[best] && ids[j] < ids[best]))
             best = j;
@@ -148,7 +148,7 @@ static int32_t unite(const struct split *s, int32_t *ids, float *weights) {
     for (int64_t j = 0; j < s->top_k; j++) {
         if (s->stay[ids[j]]) continue;
         degraded++;
-        const int32_t united = (int32_t)(s->num_experts + ids[j] / s->rung->way);
+        const int32_t united = (int32_t)(s->num_experts + ids[j] / s->substitution->way);
         int64_t first = 0;
         while (first < j && ids[first] != united) first++;
         ids[j] = united;
@@ -159,7 +159,7 @@ static int32_t unite(const struct split *s, int32_t *ids, float *weights) {
 
 // Leaves a row's degraded choices out.
 static int32_t leave_out(const struct split *s, int32_t *ids, float *weights) {
-    const int64_t heaviest = s->rung->instead == FEWER ? heaviest_of(s, ids, weights) : -1;
+    const int64_t heaviest = s->substitution->instead == FEWER ? heaviest_of(s, ids, weights) : -1;
     int32_t degraded = 0;
     double whole = 0, kept = 0;
     for (int64_t j = 0; j < s->top_k; j++) {
@@ -169,21 +169,21 @@ static int32_t leave_out(const struct split *s, int32_t *ids, float *weights) {
         else
             ids[j] = NOBODY, weights[j] = 0, degraded++;
     }
-    if (s->rung->instead == FEWER && degraded && kept > 0)
+    if (s->substitution->instead == FEWER && degraded && kept > 0)
         for (int64_t j = 0; j < s->top_k; j++) weights[j] *= (float)(whole / kept);
     return degraded;
 }
 
 EXPORT void split_choices(int32_t *ids, float *weights, int64_t count, int64_t top_k,
-                          const struct rung *rung, const struct promises *promises,
+                          const struct substitution *substitution, const struct promises *promises,
                           int32_t *degraded, uint8_t *scratch) {
     struct arena arena = {scratch};
     struct split s = {.ids = ids,
                       .count = count,
                       .top_k = top_k,
-                      .num_experts = rung->num_experts,
+                      .num_experts = substitution->num_experts,
                       .p = promises,
-                      .rung = rung};
+                      .substitution = substitution};
     s.keys = take(&arena, s.num_experts * 8);
     s.aside = take(&arena, s.num_experts * 8);
     s.rows = take(&arena, s.num_experts * 4);
@@ -192,13 +192,13 @@ EXPORT void split_choices(int32_t *ids, float *weights, int64_t count, int64_t t
     memset(s.stay, 0, (size_t)s.num_experts);
     keep_promised(&s);
     leave_lost(&s);
-    if (rung->instead == UNITED) {
+    if (substitution->instead == UNITED) {
         keep_lone(&s);
         leave_lost(&s);
     }
     for (int64_t t = 0; t < count; t++) {
         int32_t *own = ids + t * top_k;
         float *weight = weights + t * top_k;
-        degraded[t] += rung->instead == UNITED ? unite(&s, own, weight) : leave_out(&s, own, weight);
+        degraded[t] += substitution->instead == UNITED ? unite(&s, own, weight) : leave_out(&s, own, weight);
     }
 }

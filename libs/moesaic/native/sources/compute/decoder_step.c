@@ -113,7 +113,7 @@ static void route(const struct moe *m, const struct pass *pass) {
     choose_experts(&m->gate, pass->normed, count, m->top_k, &m->gating, logits, weights, ids,
                    pass->threads);
     if (pass->rows->promises)
-        split_choices(ids, weights, count, m->top_k, &m->rung, pass->rows->promises,
+        split_choices(ids, weights, count, m->top_k, &m->substitution, pass->rows->promises,
                       degraded_in(pass), arena.next);
     experts(m->slots, m->num_slots, pass->normed, count, m->gate.num_in, m->size, weights, ids,
             m->top_k, pass->delta, arena.next, pass->threads);

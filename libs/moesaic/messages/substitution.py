@@ -1,4 +1,4 @@
-"""The rung: the way in which brownout serves degraded choices."""
+"""The substitution: what serves degraded choices under brownout."""
 
 from typing import Annotated, Literal
 
@@ -14,8 +14,8 @@ Rule = Literal["tokens", "instances"]
 MOST_WAY = 64
 
 
-class Rung(msgspec.Struct, frozen=True, kw_only=True):
-    """A way to degrade, the same for all layers and all workers of a placement.
+class Substitution(msgspec.Struct, frozen=True, kw_only=True):
+    """What serves degraded choices, the same for all layers and all workers of a placement.
 
     Attributes:
         way: experts of one group; 0: there are no united experts.
@@ -32,7 +32,7 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True):
         return -(-num_experts // self.way) if self.way else 0
 
     def weights_id(self, expert: int, num_experts: int) -> int:
-        """Name an expert of a placement by its weights, which mean the same under every rung.
+        """Name an expert of a placement by its weights, which mean the same under every substitution.
 
         Args:
             expert: ``0..E-1``, ``E + j`` for united expert ``j``, or -1, which stays.

@@ -1,4 +1,4 @@
-"""Rungs of dispatchers that compute all experts in their own process."""
+"""Substitutions of dispatchers that compute all experts in their own process."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -8,22 +8,22 @@ from moesaic.errors import InvalidInput
 from moesaic.experts.brownout.logical import LogicalExperts
 from moesaic.experts.slots import LayerSlots, SlotTable
 from moesaic.kernels.gated_mlp import GatedMLP
-from moesaic.kernels.promised import LayerRung
-from moesaic.messages.rung import Rung
+from moesaic.kernels.promised import LayerSubstitution
+from moesaic.messages.substitution import Substitution
 
 
 @dataclass(frozen=True)
-class LoadedRung:
-    """A rung, and all that it takes to compute with it.
+class LoadedSubstitution:
+    """A substitution, and all that it takes to compute with it.
 
     Attributes:
-        rung: the way to degrade.
+        substitution: the way to degrade.
         layers: the same of each decoder layer with experts.
-        united: united experts of the rung, by layer.
+        united: united experts of the substitution, by layer.
     """
 
-    rung: Rung
-    layers: Mapping[int, LayerRung]
+    substitution: Substitution
+    layers: Mapping[int, LayerSubstitution]
     united: Mapping[int, tuple[GatedMLP, ...]]
 
     @property
@@ -32,8 +32,8 @@ class LoadedRung:
         return sum(mlp.nbytes for mlps in self.united.values() for mlp in mlps)
 
 
-def with_united(table: SlotTable, loaded: LoadedRung | None) -> SlotTable:
-    """Put the united experts of a rung into slots after the layer's own experts, in each layer of a table."""
+def with_united(table: SlotTable, loaded: LoadedSubstitution | None) -> SlotTable:
+    """Put the united experts of a substitution into slots after the layer's own experts, in each layer of a table."""
     if loaded is None:
         return table
     layers = {}
@@ -44,7 +44,7 @@ def with_united(table: SlotTable, loaded: LoadedRung | None) -> SlotTable:
     return SlotTable(layers)
 
 
-class RungLoader:
+class SubstitutionLoader:
     """Brings united experts into memory, on any thread that may compute."""
 
     def __init__(
@@ -66,34 +66,36 @@ class RungLoader:
         self._experts, self._layers, self._num_experts = experts, tuple(layers), num_experts
         self._bring, self._most = bring, most
 
-    def load(self, rung: Rung) -> LoadedRung:
-        """Read the united experts of a rung.
+    def load(self, substitution: Substitution) -> LoadedSubstitution:
+        """Read the united experts of a substitution.
 
         Raises:
             CheckpointError: one cannot be read.
             InvalidInput: there is no memory for them.
         """
-        first, num_united = self._num_experts, rung.num_united(self._num_experts)
+        first, num_united = self._num_experts, substitution.num_united(self._num_experts)
         if self._most is not None and (needed := num_united * len(self._layers)) > self._most:
             raise InvalidInput(
                 "expert_memory_bytes",
-                f"leaves room for {self._most} united experts, but way {rung.way} has {needed}; give more "
+                f"leaves room for {self._most} united experts, but way {substitution.way} has {needed}; give more "
                 "memory, or set a larger way",
             )
-        ids = [rung.weights_id(first + j, first) for j in range(num_united)]
+        ids = [substitution.weights_id(first + j, first) for j in range(num_united)]
         united = {layer: tuple(self._bring(layer, each) for each in ids) for layer in self._layers}
-        layers = {layer: self._experts.layer_rung(layer, rung) for layer in self._layers}
-        return LoadedRung(rung, layers, united)
+        layers = {
+            layer: self._experts.layer_substitution(layer, substitution) for layer in self._layers
+        }
+        return LoadedSubstitution(substitution, layers, united)
 
 
 class Degrading(Protocol):
-    """A dispatcher whose rung can be changed while it serves."""
+    """A dispatcher whose substitution can be changed while it serves."""
 
     @property
-    def rungs(self) -> RungLoader:
-        """Loads a rung, before it is adopted."""
+    def substitutions(self) -> SubstitutionLoader:
+        """Loads a substitution, before it is adopted."""
         ...
 
-    def adopt(self, loaded: LoadedRung | None) -> None:
-        """Degrade by this rung in steps that begin from now on; None: in no way. On the engine's thread."""
+    def adopt(self, loaded: LoadedSubstitution | None) -> None:
+        """Degrade by this substitution in steps that begin from now on; None: in no way. On the engine's thread."""
         ...

@@ -1,4 +1,4 @@
-"""The wish for a shape, which outlives every scheduler."""
+"""The last scaling action, which outlives every scheduler."""
 
 import time
 from collections.abc import Callable
@@ -8,18 +8,18 @@ from msgspec.structs import replace
 from moesaic.cluster.leadership import Leadership
 from moesaic.cluster.redis.bus import Bus
 from moesaic.errors import NotReady
-from moesaic.messages.scaling import FleetShape, ScalingWish
+from moesaic.messages.scaling import FleetShape, ScalingAction
 from moesaic.services.scheduler.epochs.store import EpochStore
 from moesaic.services.scheduler.versioned import VersionedStore
 
-WISH = "scaling:wish"
+ACTION = "scaling:action"
 OVERTAKEN = "another shape was wanted before it was there"
 
-_NONE = ScalingWish(number=0, shape=FleetShape(0, 0))
+_NONE = ScalingAction(number=0, shape=FleetShape(0, 0))
 
 
-class WishStore(VersionedStore[ScalingWish]):
-    """The wish, as every order is kept."""
+class ActionStore(VersionedStore[ScalingAction]):
+    """The action, as every order is kept."""
 
     def __init__(
         self,
@@ -28,17 +28,17 @@ class WishStore(VersionedStore[ScalingWish]):
         leadership: Leadership,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        super().__init__(bus, epochs, leadership, WISH, _NONE, wall_clock=wall_clock)
+        super().__init__(bus, epochs, leadership, ACTION, _NONE, wall_clock=wall_clock)
 
     @property
-    def wish(self) -> ScalingWish | None:
+    def action(self) -> ScalingAction | None:
         """The last action, if there was one."""
         return self.current if self.current.number else None
 
     async def want(
         self, shape: FleetShape, before: FleetShape, decision_id: str
-    ) -> ScalingWish | None:
-        """Make ``shape`` the wish in force, one number after the last.
+    ) -> ScalingAction | None:
+        """Make ``shape`` the action in force, one number after the last.
 
         Args:
             shape: the wanted shape.
@@ -46,7 +46,7 @@ class WishStore(VersionedStore[ScalingWish]):
             decision_id: id of the decision behind it.
 
         Returns:
-            The wish that it supersedes, if there was one that had not ended.
+            The action that it supersedes, if there was one that had not ended.
 
         Raises:
             NotReady: another scheduler leads now, or wrote at the same time; nothing has changed.
@@ -54,10 +54,10 @@ class WishStore(VersionedStore[ScalingWish]):
         """
         last = _NONE
 
-        def wanted(known: ScalingWish) -> ScalingWish:
+        def wanted(known: ScalingAction) -> ScalingAction:
             nonlocal last
             last = known
-            return ScalingWish(
+            return ScalingAction(
                 number=known.number + 1,
                 shape=shape,
                 decision_id=decision_id,
@@ -68,24 +68,24 @@ class WishStore(VersionedStore[ScalingWish]):
         await self.change(wanted)
         return last if last.number and not last.ended else None
 
-    async def end(self, seconds: float | None = None, failure: str = "") -> ScalingWish:
-        """Record the end of the wish in force, once.
+    async def end(self, seconds: float | None = None, failure: str = "") -> ScalingAction:
+        """Record the end of the action in force, once.
 
         Args:
             seconds: time until its shape was reached.
             failure: reason why it was given up.
 
         Returns:
-            The wish with its end.
+            The action with its end.
 
         Raises:
-            NotReady: another scheduler leads now, or there is another wish.
+            NotReady: another scheduler leads now, or there is another action.
             PeerLost: Redis did not answer, and the outcome is unknown.
         """
-        wish = self.wish
+        action = self.action
 
-        def ended(known: ScalingWish) -> ScalingWish:
-            if known != wish:
+        def ended(known: ScalingAction) -> ScalingAction:
+            if known != action:
                 raise NotReady("another shape is wanted now")
             return replace(known, seconds=seconds, failure=failure)
 
