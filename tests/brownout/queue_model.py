@@ -57,7 +57,7 @@ class Outcome:
     """What became of a run."""
 
     requests: list[Arrival]
-    substitutions: list[tuple[float, LadderState]]
+    states: list[tuple[float, LadderState]]
 
     def _late(self, requests: Iterable[Arrival], policy: BrownoutPolicy) -> dict[str, float]:
         requests = list(requests)
@@ -83,8 +83,8 @@ class Outcome:
     def back_to_exact_s(self, since_s: float) -> float:
         """Seconds from ``since_s`` on until both thresholds are 1 for two seconds."""
         exact_since_s = None
-        for at, substitution in self.substitutions:
-            if at < since_s or min(substitution.thresholds) < 1:
+        for at, state in self.states:
+            if at < since_s or min(state.thresholds) < 1:
                 exact_since_s = None
             elif exact_since_s is None:
                 exact_since_s = at
@@ -96,9 +96,7 @@ class Outcome:
         """Number of times that a threshold changed its direction."""
         found = 0
         for phase in (0, 1):
-            series = np.array(
-                [substitution.thresholds[phase] for _, substitution in self.substitutions]
-            )
+            series = np.array([state.thresholds[phase] for _, state in self.states])
             signs = np.sign(np.diff(series))
             signs = signs[signs != 0]
             found += int((signs[1:] != signs[:-1]).sum())
@@ -106,11 +104,7 @@ class Outcome:
 
     def mean_threshold(self, since_s: float, until_s: float) -> float:
         """Mean over the decisions of a time, of both phases."""
-        found = [
-            np.mean(substitution.thresholds)
-            for at, substitution in self.substitutions
-            if since_s <= at < until_s
-        ]
+        found = [np.mean(state.thresholds) for at, state in self.states if since_s <= at < until_s]
         return float(np.mean(found))
 
 
@@ -143,7 +137,7 @@ def run(
     """Serve requests to the last one's end."""
     random, ladder = np.random.default_rng(seed), Ladder(policy)
     coming, waiting, answering = deque(requests), deque[Arrival](), list[Arrival]()
-    now_s, decided_s, substitutions = 0.0, -1.0, list[tuple[float, LadderState]]()
+    now_s, decided_s, states = 0.0, -1.0, list[tuple[float, LadderState]]()
     while coming or waiting or answering:
         if not waiting and not answering:
             now_s = max(now_s, coming[0].at_s)
@@ -172,10 +166,10 @@ def run(
                 engine.most_answers,
                 engine.most_answers - len(answering),
             )
-            substitutions.append((now_s, ladder.decide(state)))
+            states.append((now_s, ladder.decide(state)))
         if waiting or answering:
             now_s = _step(ladder, engine, now_s, waiting, answering, random)
-    return Outcome(requests, substitutions)
+    return Outcome(requests, states)
 
 
 def _step(
@@ -186,7 +180,7 @@ def _step(
     answering: list[Arrival],
     random: np.random.Generator,
 ) -> float:
-    substitution, rows, answers = ladder.substitution, engine.step_rows, list(answering)
+    state, rows, answers = ladder.state, engine.step_rows, list(answering)
     begun: list[Arrival] = []
     while waiting and rows and len(answering) < engine.most_answers:
         request = waiting[0]
@@ -201,14 +195,12 @@ def _step(
     prompts, answered = engine.prompt_s * rows, engine.answer_s * len(answers)
     prefill = prompts >= answered
     decode_gain = engine.gain if engine.decode_gain is None else engine.decode_gain
-    seconds = (prompts + own * prefill) / (1 + engine.gain * (1 - substitution.thresholds.prefill))
-    seconds += (answered + own * (not prefill)) / (
-        1 + decode_gain * (1 - substitution.thresholds.decode)
-    )
+    seconds = (prompts + own * prefill) / (1 + engine.gain * (1 - state.thresholds.prefill))
+    seconds += (answered + own * (not prefill)) / (1 + decode_gain * (1 - state.thresholds.decode))
     seconds *= max(0.2, 1 + engine.noise * random.standard_normal())
     now_s += seconds
     ladder.note_step(
-        StepTaken(now_s, seconds, rows, len(answers), substitution.thresholds), engine.step_rows
+        StepTaken(now_s, seconds, rows, len(answers), state.thresholds), engine.step_rows
     )
     for request in begun:
         request.ttft_s = now_s - request.at_s

@@ -40,41 +40,37 @@ def test_soon_after_a_burst_everything_is_exact_again(rate: float) -> None:
     found = burst(AUTO, min(rate, 17.0) if rate < 20 else 12.5)
 
     assert found.back_to_exact_s(BURST_S[1]) < 10
-    assert found.substitutions[-1][1].thresholds == EXACT
+    assert found.states[-1][1].thresholds == EXACT
 
 
 def test_a_light_load_is_exact_from_the_beginning_to_the_end() -> None:
     for policy in (PAPER, AUTO):
         found = run(policy, poisson([(40.0, 12.0)]))
-        assert {substitution.thresholds for _, substitution in found.substitutions} == {EXACT}
+        assert {decided.thresholds for _, decided in found.states} == {EXACT}
         assert not any(r.refused for r in found.requests)
 
 
 def test_what_was_degraded_becomes_exact_under_a_light_load() -> None:
     for policy in (PAPER, AUTO):
-        ladder_start = replace(Ladder(policy).substitution)
+        ladder_start = replace(Ladder(policy).state)
         assert ladder_start.thresholds == EXACT
         found = run(policy, poisson([(5.0, 40.0), (30.0, 8.0)]))
-        assert found.substitutions[-1][1].thresholds == EXACT
+        assert found.states[-1][1].thresholds == EXACT
 
 
 def test_a_phase_whose_lower_threshold_brings_nothing_becomes_exact_again() -> None:
     # The load is near what exact steps can do: lower thresholds would be tried all the time.
     found = run(AUTO, poisson([(60.0, 27.0)]), Engine(gain=0.0))
 
-    assert found.substitutions[-1][1].inputs.prefill_gain < 1.1
-    assert min(substitution.thresholds.prefill for _, substitution in found.substitutions) < 0.5
+    assert found.states[-1][1].inputs.prefill_gain < 1.1
+    assert min(decided.thresholds.prefill for _, decided in found.states) < 0.5
     assert found.mean_threshold(20.0, 60.0) > 0.85  # trials, with longer and longer pauses
 
 
 def test_only_the_phase_that_helps_is_lowered_for_long() -> None:
     found = burst(AUTO, engine=Engine(decode_gain=0.0, answer_s=0.0001))
     begin_s, end_s = BURST_S
-    late = [
-        substitution.thresholds
-        for at, substitution in found.substitutions
-        if begin_s + 10 < at < end_s
-    ]
+    late = [decided.thresholds for at, decided in found.states if begin_s + 10 < at < end_s]
 
     mean = [sum(column) / len(late) for column in zip(*late, strict=True)]
     assert mean[0] < 0.9
@@ -85,20 +81,13 @@ def test_requests_are_shed_only_when_the_lowest_thresholds_do_not_suffice() -> N
     for rate in (13.0, 25.0):
         found = burst(AUTO, rate)
         begun = [
-            substitution
-            for (_, before), (_, substitution) in zip(
-                found.substitutions, found.substitutions[1:], strict=False
-            )
-            if substitution.shedding and not before.shedding
+            decided
+            for (_, before), (_, decided) in zip(found.states, found.states[1:], strict=False)
+            if decided.shedding and not before.shedding
         ]
         least_s = SHED_ABOVE * AUTO.slo_ttft_s
-        assert all(
-            substitution.ttft_s is not None and substitution.ttft_s > least_s
-            for substitution in begun
-        )
-        assert all(
-            substitution.thresholds.prefill < 0.3 for substitution in begun
-        )  # most work is in prompts
+        assert all(decided.ttft_s is not None and decided.ttft_s > least_s for decided in begun)
+        assert all(decided.thresholds.prefill < 0.3 for decided in begun)  # most work is in prompts
         assert bool(begun) == (rate == 25.0)
 
 
@@ -124,16 +113,16 @@ def test_an_exact_request_that_would_wait_for_too_long_is_refused() -> None:
 
     refused = [r for r in found.requests if r.refused and r.exact]
     assert refused
-    assert max(substitution.wait_s for _, substitution in found.substitutions) < 2.0
+    assert max(decided.wait_s for _, decided in found.states) < 2.0
 
 
 def test_a_target_that_a_lone_request_misses_degrades_and_sheds_nobody() -> None:
     policy = BrownoutPolicy(mode="auto", slo_ttft_s=0.01, slo_tpot_s=0.001)
     found = run(policy, poisson([(20.0, 20.0)]))
 
-    assert {substitution.thresholds for _, substitution in found.substitutions} == {EXACT}
+    assert {decided.thresholds for _, decided in found.states} == {EXACT}
     assert not any(r.refused for r in found.requests)
-    assert found.substitutions[-1][1].unreachable == ("prefill", "decode")
+    assert found.states[-1][1].unreachable == ("prefill", "decode")
 
 
 @pytest.mark.parametrize("lone_s", [0.11, 0.2, 0.23])
@@ -151,20 +140,20 @@ def test_where_hardly_anybody_waits_nobody_is_shed(lone_s: float) -> None:
     assert not any(
         r.refused for r in after[1:]
     )  # the first one comes before an idle engine has looked
-    assert not found.substitutions[-1][1].shedding
+    assert not found.states[-1][1].shedding
 
 
 def test_long_trouble_brings_the_advice_to_scale() -> None:
     found = run(AUTO, poisson([(45.0, 40.0)]))
 
-    advice = [at for at, substitution in found.substitutions if substitution.scale]
+    advice = [at for at, decided in found.states if decided.scale]
     assert advice
     assert advice[0] > 30.0
 
 
 def test_a_refused_request_hears_why_and_when_to_come_again() -> None:
     ladder = Ladder(AUTO)
-    ladder.substitution = replace(ladder.substitution, shedding=True, wait_s=1.5, retry_after_s=1.4)
+    ladder.state = replace(ladder.state, shedding=True, wait_s=1.5, retry_after_s=1.4)
 
     with pytest.raises(Overloaded, match=r"shed: the queue takes 1.50 s") as caught:
         ladder.admit(exact=False)
@@ -178,8 +167,8 @@ def test_modes_that_do_not_control_keep_what_they_are_told() -> None:
     off = Ladder(OFF)
     assert off.decide(state).thresholds == EXACT
     off.set_policy(BrownoutPolicy(mode="manual", prefill_threshold=0.4, decode_threshold=0.6))
-    substitution = off.decide(state)
-    assert (substitution.thresholds, substitution.shedding) == ((0.4, 0.6), False)
+    decided = off.decide(state)
+    assert (decided.thresholds, decided.shedding) == ((0.4, 0.6), False)
     off.set_policy(OFF)
     assert off.decide(state).thresholds == EXACT
 
@@ -209,7 +198,7 @@ def test_whatever_happens_thresholds_stay_in_bounds(
     ladder, now_s = Ladder(policy), 0.0
     for kind, number, count, more in happened:
         now_s += 0.05
-        before = ladder.substitution
+        before = ladder.state
         if kind == "step":
             step = StepTaken(now_s, number, count, more, before.thresholds)
             ladder.note_step(step, 2048)
@@ -223,8 +212,8 @@ def test_whatever_happens_thresholds_stay_in_bounds(
         else:
             places = QueueState(now_s).places
             state = QueueState(now_s, more, count, number, more, free_places=more % (places + 1))
-            substitution = ladder.decide(state)
-            assert prefill <= substitution.thresholds.prefill <= 1
-            assert decode <= substitution.thresholds.decode <= 1
-            assert substitution.retry_after_s > 0
-            assert not (substitution.shedding and mode == "paper")
+            decided = ladder.decide(state)
+            assert prefill <= decided.thresholds.prefill <= 1
+            assert decode <= decided.thresholds.decode <= 1
+            assert decided.retry_after_s > 0
+            assert not (decided.shedding and mode == "paper")

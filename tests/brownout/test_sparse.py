@@ -12,8 +12,8 @@ POLICY = BrownoutPolicy(mode="auto", window_s=5.0)
 
 
 def at(ladder: Ladder, prefill: float, decode: float = 1.0, *, shedding: bool = False) -> Ladder:
-    ladder.substitution = replace(
-        ladder.substitution, thresholds=Thresholds(prefill, decode), shedding=shedding, ttft_s=0.2
+    ladder.state = replace(
+        ladder.state, thresholds=Thresholds(prefill, decode), shedding=shedding, ttft_s=0.2
     )
     return ladder
 

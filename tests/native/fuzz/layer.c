@@ -103,10 +103,11 @@ void make_layer(struct layer_here *layer, uint64_t epoch, int64_t index) {
     int32_t homes[MOST_OWN];
     for (int64_t e = 0; e < num_own; e++) homes[e] = (int32_t)below((uint64_t)num_own);
     is->moe = (struct moe){.gate = float_matrix(layer, num_own, hidden),
-                           .substitution = {.num_experts = num_own,
-                                    .way = way,
-                                    .homes = one_in(2) ? own_copy(layer, homes, num_own * 4) : 0,
-                                    .instead = way ? 0 : (int32_t)between(1, 2)},
+                           .substitution =
+                               {.num_experts = num_own,
+                                .way = way,
+                                .homes = one_in(2) ? own_copy(layer, homes, num_own * 4) : 0,
+                                .instead = way ? 0 : (int32_t)between(1, 2)},
                            .slots = own_copy(layer, layer->slots, is->num_slots * 8),
                            .size = size,
                            .top_k = between(1, num_own < 4 ? num_own : 4),

@@ -23,8 +23,8 @@ static void split_plainly(const struct answerable *is, const uint8_t *body, int6
     const struct promises promises = {thresholds, phases,
                                       num_levels > 1 ? body + 4 + 8 * num_levels : 0, num_levels};
     uint8_t *scratch = exact(split_choices_scratch(is->moe.substitution.num_experts));
-    split_choices(c->ids, c->weights, rows, is->moe.top_k, &is->moe.substitution, &promises, c->degraded,
-                  scratch);
+    split_choices(c->ids, c->weights, rows, is->moe.top_k, &is->moe.substitution, &promises,
+                  c->degraded, scratch);
     free(scratch);
 }
 

@@ -199,6 +199,7 @@ EXPORT void split_choices(int32_t *ids, float *weights, int64_t count, int64_t t
     for (int64_t t = 0; t < count; t++) {
         int32_t *own = ids + t * top_k;
         float *weight = weights + t * top_k;
-        degraded[t] += substitution->instead == UNITED ? unite(&s, own, weight) : leave_out(&s, own, weight);
+        degraded[t] += substitution->instead == UNITED ? unite(&s, own, weight)
+                                                       : leave_out(&s, own, weight);
     }
 }

@@ -287,8 +287,8 @@ static int answer_rows(struct answers *a, struct known *k, struct channel *c,
     const int64_t gated = now_ns();
     if (is_promised) {
         memset(d.degraded, 0, (size_t)rows * 4);
-        split_choices(d.ids, d.weights, rows, is->moe.top_k, &is->moe.substitution, &promised.is, d.degraded,
-                      d.rest);
+        split_choices(d.ids, d.weights, rows, is->moe.top_k, &is->moe.substitution, &promised.is,
+                      d.degraded, d.rest);
     }
     schedule_experts(d.ids, rows * is->moe.top_k, is->replicas, num_experts, is->num_workers,
                      is->live, is->weights, is->row, d.load, is->first, is->end, d.instance,
