@@ -113,18 +113,23 @@ def _compared(loads: dict[str, ServedLoad], shape: FleetShape) -> dict[str, dict
 
 
 def _over_rounds(rounds: Sequence[dict[str, Figures]]) -> dict[str, Any]:
-    """Take the medians of rounds, and the errors of each."""
-    kinds = {
-        kind: {name: float(np.median([each[kind][name] for each in rounds])) for name in figures}
-        for kind, figures in rounds[0].items()
-    }
-    later = kinds.pop("with_later_costs")
+    """Take the medians of rounds, of their figures and of their errors."""
+    by_round = [errors(each["predicted"], each["measured"]) for each in rounds]
+    later = [errors(each["with_later_costs"], each["measured"]) for each in rounds]
     return {
-        **{kind: _rounded(figures) for kind, figures in kinds.items()},
-        "relative_error": errors(kinds["predicted"], kinds["measured"]),
-        "with_later_costs": errors(later, kinds["measured"]),
-        "by_round": [errors(each["predicted"], each["measured"]) for each in rounds],
+        "measured": _rounded(_medians([each["measured"] for each in rounds])),
+        "predicted": _rounded(_medians([each["predicted"] for each in rounds])),
+        "relative_error": _medians(by_round),
+        "with_later_costs": _medians(later),
+        "by_round": by_round,
         "measured_by_round": [_rounded(each["measured"]) for each in rounds],
+    }
+
+
+def _medians(rounds: Sequence[Figures]) -> Figures:
+    return {
+        name: float(np.median([each[name] for each in rounds if name in each]))
+        for name in rounds[0]
     }
 
 

@@ -230,7 +230,7 @@ class Admitted(Generic[BodyOf]):
 
     @property
     def terms(self) -> RequestTerms:
-        """Treatment of the request beside others: the caller's requests, within its tenant's bounds."""
+        """Treatment of the request beside others: what the caller asks for, within its tenant's bounds."""
         body, tenant = self.body, self.record.tenant
         return RequestTerms(
             priority=body.moesaic.priority if body.priority is None else body.priority,

@@ -250,7 +250,7 @@ def test_a_shape_that_is_on_its_way_is_not_chosen_again() -> None:
     )
 
     assert SCALER.decide(POLICY, coming) is None
-    # An adviser's action is nobody's: the same is advised again.
+    # In mode advise the last action does not count: the same is advised again.
     assert chosen(SCALER.decide(ScalingPolicy(mode="advise"), coming)).wanted == wanted
 
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18moesaic/v1/gateway.proto\x12\nmoesaic.v1\"\x12\n\x10GetRouterRequest\"x\n\x11GetRouterResponse\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x12\n\nnum_queued\x18\x03 \x01(\r\x12\x14\n\x0cindex_blocks\x18\x04 \x01(\x04\x12)\n\x07workers\x18\x05 \x03(\x0b\x32\x18.moesaic.v1.RoutedWorker\"\xe4\x01\n\x0cRoutedWorker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x11\n\taccepting\x18\x02 \x01(\x08\x12\x14\n\x0cnum_requests\x18\x03 \x01(\r\x12\x17\n\x0fremaining_flops\x18\x04 \x01(\x01\x12\x13\n\x0bready_flops\x18\x05 \x01(\x01\x12\x18\n\x10saturation_flops\x18\x06 \x01(\x01\x12\x0e\n\x06\x63\x61\x63hes\x18\x07 \x01(\x08\x12\x18\n\x10\x63ommitted_blocks\x18\x08 \x01(\x04\x12\x10\n\x08slowdown\x18\t \x01(\x01\x12\x14\n\x0cothers_flops\x18\n \x01(\x01\"\"\n\x10SetPolicyRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\"\x13\n\x11SetPolicyResponse2\xa4\x01\n\x0eGatewayService\x12H\n\tGetRouter\x12\x1c.moesaic.v1.GetRouterRequest\x1a\x1d.moesaic.v1.GetRouterResponse\x12H\n\tSetPolicy\x12\x1c.moesaic.v1.SetPolicyRequest\x1a\x1d.moesaic.v1.SetPolicyResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18moesaic/v1/gateway.proto\x12\nmoesaic.v1\"\x12\n\x10GetRouterRequest\"~\n\x11GetRouterResponse\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x12\n\nnum_queued\x18\x03 \x01(\r\x12\x14\n\x0cindex_blocks\x18\x04 \x01(\x04\x12)\n\x07workers\x18\x05 \x03(\x0b\x32\x18.moesaic.v1.RoutedWorkerJ\x04\x08\x02\x10\x03\"\xe4\x01\n\x0cRoutedWorker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x11\n\taccepting\x18\x02 \x01(\x08\x12\x14\n\x0cnum_requests\x18\x03 \x01(\r\x12\x17\n\x0fremaining_flops\x18\x04 \x01(\x01\x12\x13\n\x0bready_flops\x18\x05 \x01(\x01\x12\x18\n\x10saturation_flops\x18\x06 \x01(\x01\x12\x0e\n\x06\x63\x61\x63hes\x18\x07 \x01(\x08\x12\x18\n\x10\x63ommitted_blocks\x18\x08 \x01(\x04\x12\x10\n\x08slowdown\x18\t \x01(\x01\x12\x14\n\x0cothers_flops\x18\n \x01(\x01\"(\n\x10SetPolicyRequest\x12\x0e\n\x06policy\x18\x01 \x01(\tJ\x04\x08\x02\x10\x03\"\x13\n\x11SetPolicyResponse2\xa4\x01\n\x0eGatewayService\x12H\n\tGetRouter\x12\x1c.moesaic.v1.GetRouterRequest\x1a\x1d.moesaic.v1.GetRouterResponse\x12H\n\tSetPolicy\x12\x1c.moesaic.v1.SetPolicyRequest\x1a\x1d.moesaic.v1.SetPolicyResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,13 +34,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETROUTERREQUEST']._serialized_start=40
   _globals['_GETROUTERREQUEST']._serialized_end=58
   _globals['_GETROUTERRESPONSE']._serialized_start=60
-  _globals['_GETROUTERRESPONSE']._serialized_end=180
-  _globals['_ROUTEDWORKER']._serialized_start=183
-  _globals['_ROUTEDWORKER']._serialized_end=411
-  _globals['_SETPOLICYREQUEST']._serialized_start=413
-  _globals['_SETPOLICYREQUEST']._serialized_end=447
-  _globals['_SETPOLICYRESPONSE']._serialized_start=449
-  _globals['_SETPOLICYRESPONSE']._serialized_end=468
-  _globals['_GATEWAYSERVICE']._serialized_start=471
-  _globals['_GATEWAYSERVICE']._serialized_end=635
+  _globals['_GETROUTERRESPONSE']._serialized_end=186
+  _globals['_ROUTEDWORKER']._serialized_start=189
+  _globals['_ROUTEDWORKER']._serialized_end=417
+  _globals['_SETPOLICYREQUEST']._serialized_start=419
+  _globals['_SETPOLICYREQUEST']._serialized_end=459
+  _globals['_SETPOLICYRESPONSE']._serialized_start=461
+  _globals['_SETPOLICYRESPONSE']._serialized_end=480
+  _globals['_GATEWAYSERVICE']._serialized_start=483
+  _globals['_GATEWAYSERVICE']._serialized_end=647
 # @@protoc_insertion_point(module_scope)

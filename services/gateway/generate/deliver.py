@@ -68,13 +68,11 @@ class EventStream(Response):
     If it fails before the first chunk, the answer is an ordinary error.
     """
 
-    media_type = "text/event-stream"
-
     def __init__(
         self, record: RequestRecord, chunks: AsyncGenerator[bytes, None], keep_alive_s: float
     ) -> None:
         # Not ``Response``'s own, which would make the same headers for each stream.
-        self.raw_headers = SSE_HEADERS
+        self.raw_headers = list(SSE_HEADERS)
         self._record, self._chunks, self._keep_alive_s = record, chunks, keep_alive_s
         self._ended = False  # the last bytes are on their way: what comes then is no leaving
         record.stream = True

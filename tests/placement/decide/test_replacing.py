@@ -193,7 +193,7 @@ def test_workers_that_stay_away_are_forgotten():
     assert len(damping._generation) <= 4
 
 
-def test_of_an_action_that_does_not_fit_as_many_layers_are_had_as_fit():
+def test_of_a_placement_that_does_not_fit_as_many_layers_are_had_as_fit():
     base = placement([0, 1, 2], [3, 4, 5])
     wanted = placement([0, 1, 3], [2, 4, 5])
     tight = records(3, 3, expert_bytes=1, max_expert_bytes=7)  # six experts, and one more
