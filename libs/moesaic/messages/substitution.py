@@ -15,7 +15,7 @@ MOST_WAY = 64
 
 
 class Substitution(msgspec.Struct, frozen=True, kw_only=True):
-    """What serves degraded choices, the same for all layers and all workers of a placement.
+    """The replacement for degraded choices, the same for all layers and all workers of a placement.
 
     Attributes:
         way: experts of one group; 0: there are no united experts.
