@@ -11,9 +11,12 @@ On a CPU the same calls are made and none of them does anything but take memory.
 """
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from moesaic.telemetry.memory import free_bytes
 
 
 def device_named(name: str) -> torch.device:
@@ -24,6 +27,33 @@ def device_named(name: str) -> torch.device:
     """
     device = torch.device(name)
     return torch.device("cuda", 0) if device.type == "cuda" and device.index is None else device
+
+
+class MemoryOf(NamedTuple):
+    """Bytes of a device, of which this process may still take ``free``; 0 if unknown."""
+
+    free: int
+    total: int
+
+
+def memory_of(device: torch.device) -> MemoryOf:
+    """Count the memory of a device.
+
+    Of a GPU, memory that torch holds in reserve is free for this process. Of a CPU, the total is what is
+    free, within the limits of control groups.
+    """
+    if device.type != "cuda":
+        free = free_bytes()
+        return MemoryOf(free, free)
+    reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free, total = torch.cuda.mem_get_info(device)
+    return MemoryOf(free + reserved, total)
+
+
+def give_back_unused(device: torch.device) -> None:
+    """Give memory that torch holds in reserve back to a GPU, for other processes on it."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 class DeviceMemory:
