@@ -15,8 +15,11 @@ from moesaic.cli.suite.processes import name_of, numbers_of, slots_per_layer
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.configuration.sizes import (
     LEAST_KV_TOKENS,
+    MOVING,
+    ON_GPU_BYTES,
     Numbers,
     WeightBytes,
+    batch_bytes,
     kv_bytes,
     numbers_for,
     step_bytes,
@@ -39,10 +42,8 @@ PROCESS_BYTES = {
     "redis": 8 * MIB,
 }
 LIBRARY_BYTES = 36 * MIB  # pages of torch's files, which its processes on a machine share
-ON_GPU_BYTES = 500 * MIB  # of a device: its context and the libraries' kernels
 TOKEN_BYTES = 270  # of the vocabulary, in a gateway's tokenizer
 KV, MOVES = "kv", "moves"
-MOVING = 16  # of so many experts of a worker, one is held twice while a placement changes
 
 
 @dataclass(frozen=True)
@@ -194,8 +195,7 @@ def _parts(
 ) -> dict[str, int]:
     weights = weight_bytes(config, numbers)
     if role == "expert":
-        rows = getattr(settings, "max_num_batched_tokens", 2048)
-        work = rows * 4 * config.hidden_size * numbers.item_bytes
+        work = batch_bytes(config, numbers)
         experts = slots * len(config.moe_layers) * weights.expert
         moves = -(-slots * len(config.moe_layers) // MOVING) * weights.expert
         return {"experts": experts, MOVES: moves if options.experts > 1 else 0, "steps": work}
