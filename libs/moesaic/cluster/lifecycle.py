@@ -12,9 +12,9 @@ from typing import Any, Literal, NoReturn
 
 import structlog
 
-from moesaic.errors import CheckpointError, InvalidInput, MoesaicError
+from moesaic.errors import CheckpointError, InUse, InvalidInput, MoesaicError
 from moesaic.open_files import raise_file_limit
-from moesaic.telemetry.shortage import first_line, ran_out_of_memory, short_of_memory
+from moesaic.telemetry.shortage import first_line, ran_out_of_memory
 
 log = structlog.get_logger()
 
@@ -119,7 +119,7 @@ def _told(cause: BaseException) -> BaseException:
     """Return the error to show; memory that ran out is no bug."""
     if not ran_out_of_memory(cause):
         return cause
-    return short_of_memory(cause, "the process", f"{OTHER_PLACE} ({first_line(cause)})")
+    return InUse("memory", f"{first_line(cause) or 'none is left'}; {OTHER_PLACE}")
 
 
 def _exit_at_once(status: int) -> NoReturn:
