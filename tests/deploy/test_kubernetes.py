@@ -270,7 +270,10 @@ def test_a_kustomization_of_one_s_own_changes_what_the_page_says(built: list[Man
     assert {m["metadata"].get("namespace", "llm") for m in built} == {"llm"}
     assert settings["MOESAIC_SLOTS_PER_LAYER"] == "16"
     assert settings["MOESAIC_SCALING_ACTUATOR"] == "kubernetes"
-    claims = {m["metadata"]["name"] for m in built if m["kind"] == "PersistentVolumeClaim"}
+    claims = {
+        m["metadata"]["name"]: m["spec"] for m in built if m["kind"] == "PersistentVolumeClaim"
+    }
+    assert all(claim["storageClassName"] == "shared-files" for claim in claims.values())
     for name in WORKERS:
         spec = by_name["Deployment", name]["spec"]
         (worker,) = spec["template"]["spec"]["containers"]
