@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from moesaic.cli.checks.machine_checks import Finding, compare_driver
+from moesaic.cli.checks.machine_checks import Finding, check_triton, compare_driver
 
 # A library with the calls that ask for versions; all else of NVML is absent.
 NVML = """
@@ -17,17 +18,19 @@ int nvmlInit_v2(void) { return 0; }
 int nvmlSystemGetDriverVersion(char *text, unsigned size) { strncpy(text, "570.86.15", size); return 0; }
 int nvmlSystemGetCudaDriverVersion_v2(int *version) { *version = 12080; return 0; }
 """
+# The one fact of torch that the check reads; the package itself takes seconds.
 CHECK = """
-import sys, msgspec, torch
-from moesaic.cli.checks import machine_checks
-torch.version.cuda = sys.argv[1] or None
-print(msgspec.json.encode(getattr(machine_checks, sys.argv[2])()).decode())
+import sys, msgspec
+from types import SimpleNamespace
+sys.modules["torch"] = SimpleNamespace(version=SimpleNamespace(cuda="13.0"))
+from moesaic.cli.checks.machine_checks import check_driver
+print(msgspec.json.encode(check_driver()).decode())
 """
 
 
-def checked(name: str, cuda: str = "", **environment: str) -> Finding:
-    """The finding of a check, in a process with a torch for this version of CUDA."""
-    command = [sys.executable, "-c", CHECK, cuda, name]
+def checked(**environment: str) -> Finding:
+    """The finding about the driver in a process with a torch for CUDA 13.0."""
+    command = [sys.executable, "-c", CHECK]
     paths = {"PYTHONPATH": ":".join(sys.path)}
     shown = subprocess.run(
         command, env=paths | environment, capture_output=True, text=True, check=True
@@ -62,7 +65,7 @@ def test_a_driver_must_know_the_major_version_of_cuda_that_torch_is_built_for(
 
 
 def test_a_driver_that_is_too_old_is_named_with_one_that_is_not(old_driver: str) -> None:
-    finding = checked("check_driver", "13.0", LD_LIBRARY_PATH=old_driver)
+    finding = checked(LD_LIBRARY_PATH=old_driver)
 
     assert finding.status == "fail"
     assert finding.detail == "570.86.15, for CUDA up to 12.8; torch is for 13.0"
@@ -75,11 +78,20 @@ def test_without_a_driver_only_the_cpu_can_be_the_device(
 ) -> None:
     (tmp_path / "libnvidia-ml.so.1").write_bytes(b"no library")  # also where there is a driver
 
-    finding = checked("check_driver", "13.0", MOESAIC_DEVICE=device, LD_LIBRARY_PATH=str(tmp_path))
+    finding = checked(MOESAIC_DEVICE=device, LD_LIBRARY_PATH=str(tmp_path))
 
     assert finding.status == status
 
 
-def test_a_machine_for_gpus_without_a_compiler_is_told_what_triton_lacks(tmp_path: Path) -> None:
-    assert checked("check_triton", "13.0", PATH=str(tmp_path)).status == "fail"
-    assert checked("check_triton", "", PATH=str(tmp_path)).status == "ok"
+def test_a_machine_for_gpus_without_a_compiler_is_told_what_triton_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert check_triton().status == "fail"
+    assert "a C compiler" in check_triton().detail
+
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert check_triton().status == "ok"
