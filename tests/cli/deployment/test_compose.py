@@ -184,6 +184,16 @@ def test_workers_that_share_a_gpu_divide_its_memory(tmp_path: Path, model: Path)
     assert "MOESAIC_KV_BLOCKS" not in environment(made, "a", "expert-1")
 
 
+def test_workers_on_gpus_of_unknown_memory_decide_for_themselves(
+    tmp_path: Path, model: Path
+) -> None:
+    made = written(tmp_path, SHARED.replace('gpu_memory = "24G"', ""))
+
+    for name in ("attention-0", "expert-0", "expert-1"):
+        decided = {"MOESAIC_KV_BLOCKS", "MOESAIC_SLOTS_PER_LAYER", "MOESAIC_MAX_EXPERT_BYTES"}
+        assert not decided & set(environment(made, "a", name))
+
+
 def test_on_cpus_experts_are_divided_and_no_gpu_is_asked_for(tmp_path: Path, model: Path) -> None:
     made = written(tmp_path, SMALL)
 
@@ -330,7 +340,6 @@ WRONG = {
         "no other worker may have GPUs of a worker",
     ),
     "CPU and GPU": (SHARED.replace("[0, 1]", "1"), "hosts.a.attention, expert: give GPUs to all"),
-    "unknown memory": (SHARED.replace('gpu_memory = "24G"', ""), "hosts.a.gpu_memory: two workers"),
     "no size": (SHARED.replace("24G", "much"), "gpu_memory much: it must be a number with a unit"),
     "no memory": (SHARED.replace("24G", "1G"), "gpu_memory: GPU 0 of host a: its workers need"),
     "RDMA without data": (TWO_HOSTS.replace('data = "10.1.0.2"', ""), "hosts.beta.data: give the"),

@@ -79,7 +79,7 @@ class HostsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         model: directory of the model on every host; this machine reads its ``config.json``.
         hosts: by name.
         publish: address and port of the REST API, on hosts with a gateway.
-        gpu_memory: of each GPU, such as ``80G``; empty: unknown.
+        gpu_memory: of each GPU, such as ``80G``; empty: workers find out when they start.
         images: what stands before the names of the images, such as ``registry.example/lab/``.
         tag: of the images.
         source: directory of a clone on every host, to build the images from; empty: they are there.
@@ -224,18 +224,11 @@ def _of_tensor_parallel(host: Host) -> Iterator[str]:
 
 
 def _of_memory(cluster: HostsFile) -> Iterator[str]:
-    for name, host in cluster.hosts.items():
+    for name in cluster.hosts:
         try:
-            known = cluster.memory_of(name)
+            cluster.memory_of(name)
         except CommandError as error:
             yield f"hosts.{name}: {error}"
-            continue
-        shared = [gpu for gpu in host.gpus if sum(gpu in gpus for _, gpus in host.workers) > 1]
-        if shared and not known:
-            yield (
-                f"hosts.{name}.gpu_memory: two workers share GPU {shared[0]}; give the memory of each GPU, such as "
-                '"80G", so that it can be divided'
-            )
 
 
 def _of_roles(cluster: HostsFile) -> Iterator[str]:

@@ -45,7 +45,8 @@ def computed_settings(
 ) -> dict[str, dict[str, Value]]:
     """Compute the slots of expert workers, and the memory of workers that share a GPU.
 
-    If ``gpu_memory`` is not known for all GPUs, experts are divided evenly, and workers size their KV at their start.
+    Expert workers on CPUs divide the experts evenly. If ``gpu_memory`` is not known for all GPUs, workers there decide
+    at their start.
 
     Args:
         cluster: checked.
@@ -63,18 +64,18 @@ def computed_settings(
     if not experts:
         return {}
     least = _least_slots(experts, config.moe.num_experts)
-    ids = [each.worker_id for each in experts]
+    on_cpus = {each.worker_id: {"slots_per_layer": least} for each in experts if not each.gpus}
     if not all(cluster.memory_of(name) for name, host in cluster.hosts.items() if host.gpus):
-        return {worker_id: {"slots_per_layer": least} for worker_id in ids}
+        return on_cpus
     workers = _as_suite(cluster, services, settings)
     plan = _roomiest(workers, config, least)
-    found: dict[str, dict[str, Value]] = {}
+    found: dict[str, dict[str, Value]] = {**on_cpus}
     by_name = {process.name: process for process in plan.processes}
     for name, worker_id in workers.names.items():
         process = by_name[name]
         if process.place == MACHINE:
-            found[worker_id] = {"slots_per_layer": least} if process.role == "expert" else {}
-        elif process.role == "expert":
+            continue
+        if process.role == "expert":
             limit = plan.expert_limit(process)
             found[worker_id] = {"slots_per_layer": plan.slots, "max_expert_bytes": limit}
         elif sum(each.place == process.place for each in plan.processes) > 1:
