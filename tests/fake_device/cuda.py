@@ -142,7 +142,9 @@ class _Patches:
         from triton.runtime import interpreter
 
         from moesaic.kernels.triton import shared_memory
+        from tests.kernels.interpreted_bfloat16 import compute_bfloat16_as_a_gpu
 
+        compute_bfloat16_as_a_gpu()
         # Asked of a real driver otherwise.
         self._patch.setattr(shared_memory, "driver", _Driver)
         shared_memory.is_roomy.cache_clear()

@@ -190,7 +190,9 @@ def _wrapped(
     address = inner.untyped_storage().data_ptr()
     for fake in given:
         if address and address == fake.inner.untyped_storage().data_ptr():
-            return DeviceTensor(inner, fake.memory)
+            # A view is of inference mode if what it views is.
+            with torch.inference_mode(fake.is_inference()):
+                return DeviceTensor(inner, fake.memory)
     stream = Device.streams.current(device).number
     memory = Device.clocks.take(device, inner.untyped_storage().nbytes(), stream)
     if writes:
