@@ -2,7 +2,8 @@
 
 The two sides of it, of which one is a wait for the device:
 
-* Before the transport may read a tensor, its kernels must have finished: ``settle`` waits for them.
+* Before the transport may read a tensor, its kernels must have finished: ``settle`` waits for all that
+  this thread has started, ``mark`` for those before a moment.
 * Before the transport may write into memory, kernels must be done with what was there before. Memory
   for what arrives is therefore taken for a stream on which nothing ever runs. The allocator gives to
   it only memory whose last users have finished, as ``hand_over`` has noted them; nobody waits.
@@ -10,7 +11,7 @@ The two sides of it, of which one is a wait for the device:
 On a CPU the same calls are made and none of them does anything but take memory.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -94,6 +95,19 @@ def settle(device: torch.device) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
+def mark(device: torch.device) -> Callable[[], None]:
+    """Mark the kernels that this thread has started so far.
+
+    Returns:
+        A wait for them, and for none that is started later; on a CPU it does nothing.
+    """
+    if device.type != "cuda":
+        return _nothing
+    written = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no type for it
+    written.record(torch.cuda.current_stream(device))
+    return written.synchronize
+
+
 def begin_to_host(tensor: Tensor) -> Tensor:
     """Start to copy a tensor to the host.
 
@@ -107,7 +121,11 @@ def begin_to_host(tensor: Tensor) -> Tensor:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor of the host to ``device`` without waiting; on a CPU the tensor itself."""
-    if device.type != "cuda":
+    """Copy a tensor to ``device``, from the host without waiting; the tensor itself if it is there."""
+    if device.type != "cuda" or tensor.is_cuda:
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def _nothing() -> None:
+    """Wait for nothing."""
