@@ -101,8 +101,8 @@ def _attend_keys(
 ):
     """Attend to the keys ``begin..end-1``: unnormalised sums, largest score, sum of weights.
 
-    Blocks are looked up a step before their keys are loaded: with both in one step, Triton would
-    share its stages between the two loads, and keep one buffer of keys only.
+    Blocks are looked up a step before their keys are loaded. Otherwise Triton shares its stages between
+    the two loads, and keeps one buffer of keys only.
     """
     total = tl.zeros((TILE_ROWS, VALUES), tl.float32)
     largest = tl.full((TILE_ROWS,), LOWEST, tl.float32)
