@@ -57,8 +57,12 @@ def compile_instead(self: Any, *args: Any, grid: object, warmup: bool, **options
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
-        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
-        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+        def dumped(what: str) -> str:
+            command = [triton.knobs.nvidia.cuobjdump.path, what, file.name]
+            return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+        usage, sass = dumped("-res-usage"), dumped("-sass")
     registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", usage)[0]
     ptx = kernel.asm["ptx"]
     facts = {
@@ -68,6 +72,7 @@ def compile_instead(self: Any, *args: Any, grid: object, warmup: bool, **options
         "stack_bytes": int(stack),
         "shared_bytes": kernel.metadata.shared,
         "wgmma": ptx.count("wgmma.mma_async"),
+        "wgmma_waits": sass.count("WARPGROUP.DEPBAR"),
         "mma": ptx.count("mma.sync"),
         "async_copies": ptx.count("cp.async.cg"),
     }
@@ -190,6 +195,7 @@ CASES = {
     "attention, decode": lambda: attention(1, 256, GROUPED, 32),
     "attention, long decode": lambda: attention(1, 4096, GROUPED, 32),
     "attention, prefill": lambda: attention(512, 4096, GROUPED, 32),
+    "attention, chunk in pieces": lambda: attention(512, 8192, KVLayout.grouped(1, 128), 8),
     "latent attention, decode, 16 heads": lambda: attention(1, 4096, LATENT, 16),
     "latent attention, decode, 128 heads": lambda: attention(1, 4096, LATENT, 128),
     "latent attention, prefill": lambda: attention(512, 4096, LATENT, 128),

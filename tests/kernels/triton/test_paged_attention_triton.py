@@ -134,6 +134,31 @@ def test_it_equals_the_reference(
     check(make_case(totals, *shape, device, dtype, block_size, seed, sinks), window)
 
 
+@settings(max_examples=15, deadline=None)
+@given(
+    sequences=st.lists(st.tuples(st.integers(12, 70), st.integers(0, 300)), min_size=1, max_size=2),
+    shape=st.sampled_from([GROUPED[0], (KVLayout.grouped(1, 16), 8), (KVLayout.grouped(2, 32), 6)]),
+    window=st.sampled_from([None, 5, 64, 130]),
+    block_size=st.sampled_from([4, 16]),
+    seed=st.integers(0, 10**6),
+    sinks=st.booleans(),
+)
+@example([(64, 0)], GROUPED[0], None, 16, 0, False)  # ends with a step of keys
+@example([(64, 64)], GROUPED[0], 64, 16, 0, True)
+def test_tiles_that_multiply_a_step_ahead_equal_the_reference(
+    device: torch.device,
+    sequences: list[tuple[int, int]],
+    shape: tuple[KVLayout, int],
+    window: int | None,
+    block_size: int,
+    seed: int,
+    sinks: bool,
+) -> None:
+    totals = [(rows, rows + before) for rows, before in sequences]
+
+    check(make_case(totals, *shape, device, torch.bfloat16, block_size, seed, sinks), window)
+
+
 @pytest.mark.parametrize("shape", [GROUPED[0], LATENT[0]], ids=["grouped", "latent"])
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("sinks", [False, True])
@@ -145,10 +170,49 @@ def test_pieces_of_long_contexts_are_merged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(kernel, "SPLIT", 32)
-    monkeypatch.setattr(kernel, "_SPLIT_PROGRAMS", 2)  # so that one takes several pieces
     case = make_case([(1, 5), (1, 32), (3, 33), (1, 150)], *shape, device, sinks=sinks)
 
     check(case, window)
+
+
+@pytest.mark.parametrize("shape", [GROUPED[0], LATENT[0]], ids=["grouped", "latent"])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_chunks_that_do_not_fill_the_gpu_are_cut_into_pieces(
+    device: torch.device,
+    shape: tuple[KVLayout, int],
+    sinks: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kernel, "_PIECE_KEYS", 8)
+    case = make_case([(20, 150), (17, 17)], *shape, device, torch.bfloat16, sinks=sinks)
+
+    assert kernel.best_pieces(programs=8, keys=160, num_multiprocessors=132) > 1
+    check(case, None)
+
+
+@given(
+    programs=st.integers(1, 2000),
+    keys=st.integers(1, 200_000),
+    multiprocessors=st.sampled_from([1, 108, 132]),
+)
+@example(programs=64, keys=7936, multiprocessors=132)
+def test_pieces_end_before_uncut_tiles_would(
+    programs: int, keys: int, multiprocessors: int
+) -> None:
+    pieces = kernel.best_pieces(programs, keys, multiprocessors)
+
+    # Keys that the busiest multiprocessor attends to.
+    busiest = -(-programs * pieces // multiprocessors) * -(-keys // pieces)
+    assert busiest <= -(-programs // multiprocessors) * keys
+    assert pieces == 1 or busiest + 256 <= -(-programs // multiprocessors) * keys
+    if programs % multiprocessors == 0 or keys < 512:
+        assert pieces == 1
+
+
+def test_chunks_of_a_half_model_fill_a_gpu_and_prompts_stay_whole() -> None:
+    assert kernel.best_pieces(programs=64, keys=7936, num_multiprocessors=132) == 2
+    assert kernel.best_pieces(programs=128, keys=7936, num_multiprocessors=132) == 1
+    assert kernel.best_pieces(programs=1024, keys=2048, num_multiprocessors=132) == 1
 
 
 @pytest.mark.parametrize("shape", [GROUPED[0], LATENT[0]], ids=["grouped", "latent"])

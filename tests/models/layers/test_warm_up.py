@@ -100,6 +100,7 @@ def later_steps() -> list[StepBatch]:
         batch((0, 23, 23)),
         batch((3, 5, 0)),
         batch((150, 11, 2), (7, 3, 1)),
+        batch((150, 19, 1)),
         batch((0, 1, 1), (199, 1, 1), (30, 1, 1)),
         batch(*[(n, 1, 1) for n in range(7)]),
         batch((170, 1, 1), (0, 9, 1), (60, 1, 1), (63, 2, 2)),
@@ -117,6 +118,7 @@ async def test_later_steps_compile_nothing_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("moesaic.kernels.triton.paged_attention.SPLIT", 64)
+    monkeypatch.setattr("moesaic.kernels.triton.paged_attention._PIECE_KEYS", 8)
     build_reference(case, tmp_path)
     decoder = decoder_of(tmp_path, dtype)
     local = LocalDispatcher(Checkpoint(tmp_path), decoder.config, dtype, CPU)

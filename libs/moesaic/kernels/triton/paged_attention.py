@@ -1,7 +1,7 @@
 # Paged attention on a GPU: decoded rows, chunks of prompts and whole prompts, by one kernel.
-#   Grid       (B * kv_heads, tiles, split programs). A tile is TILE_ROWS pairs of a row and a head
-#              of one group: they share every key and value that is read. Tiles with the most keys
-#              begin first.
+#   Grid       (B * kv_heads, tiles, pieces). A tile is TILE_ROWS pairs of a row and a
+#              head of one group: they share every key and value that is read. Tiles with the most
+#              keys begin first.
 #   Layout     as moesaic.kernels.paged_attention. Latent values lie in the keys' first columns, so
 #              one read serves both products.
 #   Cost       decode: memory-bound, what the sequences have cached is read once per tile; prefill:
@@ -9,8 +9,9 @@
 #   Order      keys ascend, in steps that begin at multiples of TILE_KEYS. Where few rows meet many
 #              keys, pieces of SPLIT keys are attended to by programs of their own and merged in
 #              ascending order. Pieces are cut by position, never by how busy the GPU is: what a
-#              decoded row gets does not depend on its neighbours in the batch. With several rows
-#              the height of a tile follows the longest run, and with it the last bits.
+#              decoded row gets does not depend on its neighbours in the batch. Chunks of prompts are
+#              cut into as many pieces as fill the GPU best. With several rows the height of a tile
+#              follows the longest run, and with it the last bits.
 #   Reference  moesaic.kernels.paged_attention.paged_attention_reference.
 """Paged attention for CUDA."""
 
@@ -23,12 +24,14 @@ import triton.language as tl
 from torch import Tensor
 
 from moesaic.kernels.paged_rows import KVLayout, PagedRows
-from moesaic.kernels.triton.shared_memory import is_roomy
+from moesaic.kernels.triton.shared_memory import is_roomy, num_multiprocessors
 
 LOG2_E = tl.constexpr(math.log2(math.e))
+LOWEST = tl.constexpr(-1e38)  # the largest score of a row that has seen no key
 SPLIT = 512  # keys a piece
-_FEW_ROWS = 16  # more rows than this are never split: their tiles fill the GPU
-_SPLIT_PROGRAMS = 64  # at most, per tile; they take pieces in turn
+_FEW_ROWS = 16  # more rows than this are split only where their tiles do not fill the GPU
+_MOST_PIECES = 16  # of a chunk
+_PIECE_KEYS = 256  # to begin a piece and to merge it takes a tile as long as so many keys
 # Rows of one tensor, whose places in it follow from the number of sequences: each kind of place would
 # be compiled anew.
 _TABLES = ["first_rows", "num_rows", "lengths"]
@@ -43,17 +46,46 @@ def _first_key(position, WINDOW: tl.constexpr):
 
 
 @triton.jit
+def _columns(rows, FIRST: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr):
+    """Load ``DIM`` columns of rows, and zeros behind them."""
+    column = tl.arange(0, PADDED)[None, :]
+    if DIM == PADDED:
+        return tl.load(rows + (FIRST + column))
+    return tl.load(rows + (FIRST + column), mask=column < DIM, other=0.0)
+
+
+@triton.jit
+def _find_keys(block_table, start, begin, end, BLOCK_SIZE: tl.constexpr, TILE_KEYS: tl.constexpr):
+    """Load the blocks of the step of keys at ``start``, and return each key's place in its block.
+
+    Outside ``begin..end-1`` the cache may hold anything, NaN too: the nearest key takes the place.
+    """
+    key = tl.minimum(tl.maximum(start + tl.arange(0, TILE_KEYS), begin), end - 1).to(tl.uint32)
+    return tl.load(block_table + key // BLOCK_SIZE), (key % BLOCK_SIZE).to(tl.int32)
+
+
+@triton.jit
+def _mask(scores, position, start, begin, end, WINDOW: tl.constexpr, TILE_KEYS: tl.constexpr):
+    """Hide the keys of a step that a row does not see."""
+    key = start + tl.arange(0, TILE_KEYS)[None, :]
+    seen = (key >= begin) & (key < end) & (key <= position[:, None])
+    if WINDOW > 0:
+        seen = seen & (key > position[:, None] - WINDOW)
+    return tl.where(seen, scores, float("-inf"))
+
+
+@triton.jit
 def _attend_keys(
     query,
     query_extra,
     position,
-    cached,
+    first_position,
+    last_position,
+    keys_of_head,
+    values_of_head,
     block_table,
     begin,
     end,
-    cached_stride,
-    key_column,
-    value_column,
     scale_log2,
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
@@ -62,64 +94,68 @@ def _attend_keys(
     EXTRA: tl.constexpr,
     VALUES: tl.constexpr,
     SHARED: tl.constexpr,
+    CACHED_STRIDE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_KEYS: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
-    """Attend to the keys ``begin..end-1``: unnormalised sums, largest score, sum of weights."""
-    main = tl.arange(0, MAIN)
-    value = tl.arange(0, VALUES)
+    """Attend to the keys ``begin..end-1``: unnormalised sums, largest score, sum of weights.
+
+    Blocks are looked up a step before their keys are loaded. Otherwise Triton shares its stages between
+    the two loads, and keeps one buffer of keys only.
+    """
     total = tl.zeros((TILE_ROWS, VALUES), tl.float32)
-    largest = tl.full((TILE_ROWS,), float("-inf"), tl.float32)
+    largest = tl.full((TILE_ROWS,), LOWEST, tl.float32)
     weight = tl.zeros((TILE_ROWS,), tl.float32)
-    for start in range(begin // TILE_KEYS * TILE_KEYS, end, TILE_KEYS):
-        key = start + tl.arange(0, TILE_KEYS)
-        # Outside, the cache may hold anything, NaN too.
-        inside = (key >= begin) & (key < end)
-        block = tl.load(block_table + key // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
-        row = cached + (block * BLOCK_SIZE + key % BLOCK_SIZE)[:, None] * cached_stride
-        keys = tl.load(
-            row + key_column + main[None, :],
-            mask=inside[:, None] & (main < MAIN_DIM)[None, :],
-            other=0.0,
-        )
-        scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
-        if EXTRA > 0:
-            extra = tl.arange(0, EXTRA)
-            keys_extra = tl.load(
-                row + key_column + MAIN_DIM + extra[None, :],
-                mask=inside[:, None] & (MAIN_DIM + extra < KEY_DIM)[None, :],
-                other=0.0,
-            )
-            scores = tl.dot(query_extra, tl.trans(keys_extra), scores, input_precision="ieee")
-        if SHARED:
-            values = keys
+    # All rows see all keys of the steps within.
+    clear_begin, clear_end = begin, tl.minimum(end, first_position + 1)
+    if WINDOW > 0:
+        clear_begin = tl.maximum(begin, last_position - WINDOW + 1)
+    first = begin // TILE_KEYS * TILE_KEYS
+    block, place = _find_keys(block_table, first, begin, end, BLOCK_SIZE, TILE_KEYS)
+    if AHEAD:
+        row = (block * BLOCK_SIZE + place).to(tl.int64)[:, None] * CACHED_STRIDE
+        scores_ahead = tl.dot(query, tl.trans(_columns(keys_of_head + row, 0, MAIN_DIM, MAIN)))
+        block, place = _find_keys(block_table, first + TILE_KEYS, begin, end, BLOCK_SIZE, TILE_KEYS)
+    for start in range(first, end, TILE_KEYS):
+        next_row = (block * BLOCK_SIZE + place).to(tl.int64)[:, None] * CACHED_STRIDE
+        keys = _columns(keys_of_head + next_row, 0, MAIN_DIM, MAIN)
+        if AHEAD:
+            # The matrix unit multiplies while the softmax of this step is computed.
+            scores = scores_ahead
+            scores_ahead = tl.dot(query, tl.trans(keys))
+            looked_up = start + 2 * TILE_KEYS
         else:
-            values = tl.load(
-                row + value_column + value[None, :],
-                mask=inside[:, None] & (value < VALUE_DIM)[None, :],
-                other=0.0,
-            )
-        seen = inside[None, :] & (key[None, :] <= position[:, None])
-        if WINDOW > 0:
-            seen = seen & (key[None, :] > position[:, None] - WINDOW)
-        scores = tl.where(seen, scores * scale_log2, float("-inf"))
-        now = tl.maximum(largest, tl.max(scores, axis=1))
-        # A row that has seen no key yet.
-        base = tl.where(now == float("-inf"), 0.0, now)
-        weights = tl.exp2(scores - base[:, None])
-        shrink = tl.exp2(largest - base)
+            row = next_row
+            scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
+            if EXTRA > 0:
+                keys_extra = _columns(keys_of_head + row, MAIN_DIM, KEY_DIM - MAIN_DIM, EXTRA)
+                scores = tl.dot(query_extra, tl.trans(keys_extra), scores, input_precision="ieee")
+            looked_up = start + TILE_KEYS
+        block, place = _find_keys(block_table, looked_up, begin, end, BLOCK_SIZE, TILE_KEYS)
+        if AHEAD:
+            if (start < clear_begin) | (start + TILE_KEYS > clear_end):
+                scores = _mask(scores, position, start, begin, end, WINDOW, TILE_KEYS)
+        else:
+            scores = _mask(scores, position, start, begin, end, WINDOW, TILE_KEYS)
+        now = tl.maximum(largest, tl.max(scores, axis=1) * scale_log2)
+        weights = tl.exp2(scores * scale_log2 - now[:, None])
+        shrink = tl.exp2(largest - now)
         weight = weight * shrink + tl.sum(weights, axis=1)
+        values = keys if SHARED else _columns(values_of_head + row, 0, VALUE_DIM, VALUES)
         total = tl.dot(
             weights.to(values.dtype), values, total * shrink[:, None], input_precision="ieee"
         )
         largest = now
+        if AHEAD:
+            row = next_row
     return total, largest, weight
 
 
 @triton.jit(
-    do_not_specialize=["table_stride", "max_rows", "max_pieces"],
+    do_not_specialize=["table_stride", "max_rows", "max_pieces", "piece_keys"],
     do_not_specialize_on_alignment=_TABLES,
 )
 def _attend_kernel(
@@ -135,10 +171,10 @@ def _attend_kernel(
     block_tables,
     query_stride,
     head_stride,
-    cached_stride,
     table_stride,
     max_rows,
     max_pieces,
+    piece_keys,
     scale_log2,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -150,11 +186,13 @@ def _attend_kernel(
     EXTRA: tl.constexpr,
     VALUES: tl.constexpr,
     SHARED: tl.constexpr,
+    CACHED_STRIDE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     SINKS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_KEYS: tl.constexpr,
+    AHEAD: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
     group: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
@@ -171,60 +209,53 @@ def _attend_kernel(
     head = kv_head * group + pair % group
     token = (tl.load(first_rows + sequence) + tl.where(real, row, 0)).to(tl.int64)
     position = length - count + row
-    last_row = tl.minimum((first_pair + TILE_ROWS - 1) // group, count - 1)
-    begin = _first_key(length - count + first_pair // group, WINDOW)
-    end = length - count + last_row + 1
+    begin_position = length - count + first_pair // group
+    last_position = length - count + tl.minimum((first_pair + TILE_ROWS - 1) // group, count - 1)
+    begin, end = _first_key(begin_position, WINDOW), last_position + 1
+    piece = tl.program_id(2)
+    if SPLIT:
+        begin = tl.maximum(begin, piece * piece_keys)
+        end = tl.minimum(end, (piece + 1) * piece_keys)
+        if begin >= end:
+            return
 
-    main = tl.arange(0, MAIN)
     query_row = queries + (token * query_stride + head * head_stride)[:, None]
-    query = tl.load(query_row + main[None, :], mask=(main < MAIN_DIM)[None, :], other=0.0)
+    query = _columns(query_row, 0, MAIN_DIM, MAIN)
     # Not read
     query_extra = query
     if EXTRA > 0:
-        extra = tl.arange(0, EXTRA)
-        query_extra = tl.load(
-            query_row + MAIN_DIM + extra[None, :],
-            mask=(MAIN_DIM + extra < KEY_DIM)[None, :],
-            other=0.0,
-        )
+        query_extra = _columns(query_row, MAIN_DIM, KEY_DIM - MAIN_DIM, EXTRA)
+    keys_of_head = cached + kv_head * KEY_DIM
+    values_of_head = cached + VALUE_COLUMN + kv_head * VALUE_DIM
     block_table = block_tables + sequence.to(tl.int64) * table_stride
+    total, largest, weight = _attend_keys(
+        query, query_extra, position, begin_position, last_position, keys_of_head, values_of_head,
+        block_table, begin, end, scale_log2,
+        KEY_DIM, VALUE_DIM, MAIN_DIM, MAIN, EXTRA, VALUES, SHARED, CACHED_STRIDE, BLOCK_SIZE,
+        WINDOW, TILE_ROWS, TILE_KEYS, AHEAD,
+    )  # fmt: skip
     value = tl.arange(0, VALUES)
     store = real[:, None] & (value < VALUE_DIM)[None, :]
-    if SPLIT == 0:
-        total, largest, weight = _attend_keys(
-            query, query_extra, position, cached, block_table, begin, end, cached_stride,
-            kv_head * KEY_DIM, VALUE_COLUMN + kv_head * VALUE_DIM, scale_log2,
-            KEY_DIM, VALUE_DIM, MAIN_DIM, MAIN, EXTRA, VALUES, SHARED, BLOCK_SIZE, WINDOW,
-            TILE_ROWS, TILE_KEYS,
-        )  # fmt: skip
+    if SPLIT:
+        weight = tl.where(weight == 0.0, 1.0, weight)
+        at = ((sequence * max_rows + row).to(tl.int64) * NUM_HEADS + head) * max_pieces + piece
+        tl.store(piece_scores + at, largest + tl.log2(weight), mask=real)
+        where, into = at[:, None] * VALUE_DIM + value[None, :], pieces
+    else:
         if SINKS:
             sink = tl.load(sinks + head) * LOG2_E
             now = tl.maximum(largest, sink)
             shrink = tl.exp2(largest - now)
             total = total * shrink[:, None]
             weight = weight * shrink + tl.exp2(sink - now)
-        attended = total / tl.where(weight == 0.0, 1.0, weight)[:, None]
-        where = (token * NUM_HEADS + head)[:, None] * VALUE_DIM + value[None, :]
-        tl.store(out + where, attended.to(out.dtype.element_ty), mask=store)
-    else:
-        for piece in range(
-            begin // SPLIT + tl.program_id(2), tl.cdiv(end, SPLIT), tl.num_programs(2)
-        ):
-            total, largest, weight = _attend_keys(
-                query, query_extra, position, cached, block_table,
-                tl.maximum(piece * SPLIT, begin), tl.minimum((piece + 1) * SPLIT, end),
-                cached_stride, kv_head * KEY_DIM, VALUE_COLUMN + kv_head * VALUE_DIM, scale_log2,
-                KEY_DIM, VALUE_DIM, MAIN_DIM, MAIN, EXTRA, VALUES, SHARED, BLOCK_SIZE, WINDOW,
-                TILE_ROWS, TILE_KEYS,
-            )  # fmt: skip
-            weight = tl.where(weight == 0.0, 1.0, weight)
-            attended = total / weight[:, None]
-            at = ((sequence * max_rows + row).to(tl.int64) * NUM_HEADS + head) * max_pieces + piece
-            tl.store(piece_scores + at, largest + tl.log2(weight), mask=real)
-            tl.store(pieces + at[:, None] * VALUE_DIM + value[None, :], attended, mask=store)
+        where, into = (token * NUM_HEADS + head)[:, None] * VALUE_DIM + value[None, :], out
+    tl.store(into + where, (total / weight[:, None]).to(into.dtype.element_ty), mask=store)
 
 
-@triton.jit(do_not_specialize=["max_rows", "max_pieces"], do_not_specialize_on_alignment=_TABLES)
+@triton.jit(
+    do_not_specialize=["max_rows", "max_pieces", "piece_keys"],
+    do_not_specialize_on_alignment=_TABLES,
+)
 def _merge_kernel(
     pieces,
     piece_scores,
@@ -235,12 +266,12 @@ def _merge_kernel(
     lengths,
     max_rows,
     max_pieces,
+    piece_keys,
     NUM_HEADS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     VALUES: tl.constexpr,
     WINDOW: tl.constexpr,
     SINKS: tl.constexpr,
-    SPLIT: tl.constexpr,
 ):
     sequence = tl.program_id(0) // max_rows
     row = tl.program_id(0) % max_rows
@@ -258,7 +289,7 @@ def _merge_kernel(
     if SINKS:
         largest = tl.load(sinks + head) * LOG2_E
         weight = 1.0
-    for piece in range(_first_key(position, WINDOW) // SPLIT, position // SPLIT + 1):
+    for piece in range(_first_key(position, WINDOW) // piece_keys, position // piece_keys + 1):
         score = tl.load(piece_scores + at + piece)
         attended = tl.load(pieces + (at + piece) * VALUE_DIM + value, mask=real, other=0.0)
         now = tl.maximum(largest, score)
@@ -290,10 +321,20 @@ def paged_attention(
     if not num_sequences:
         return
     has_sinks, sinks = sinks is not None, out if sinks is None else sinks.contiguous()
-    num_pieces = triton.cdiv(rows.max_length, SPLIT)
-    split = SPLIT if rows.max_rows <= _FEW_ROWS and num_pieces > 1 else 0
     num_pairs = rows.max_rows * (num_heads // layout.num_kv_heads)
     shape = _shape(num_pairs, layout, queries.dtype)
+    tiles = triton.cdiv(num_pairs, shape["TILE_ROWS"])
+    if rows.max_rows <= _FEW_ROWS:
+        piece_keys = SPLIT
+    else:
+        # Rows of a chunk see half of it on average.
+        keys = rows.max_length - rows.max_rows // 2
+        whole = num_sequences * layout.num_kv_heads * tiles
+        # A window leaves each tile few keys.
+        num_pieces = 1 if window else best_pieces(whole, keys, num_multiprocessors())
+        piece_keys = triton.cdiv(rows.max_length, num_pieces)
+    num_pieces = triton.cdiv(rows.max_length, piece_keys)
+    split = num_pieces > 1
     # Not touched unless split.
     pieces = piece_scores = out
     if split:
@@ -307,11 +348,8 @@ def paged_attention(
         "VALUES": shape["VALUES"],
         "WINDOW": window or 0,
         "SINKS": has_sinks,
-        "SPLIT": split,
     }
-    tiles = triton.cdiv(num_pairs, shape["TILE_ROWS"])
-    programs = min(num_pieces, _SPLIT_PROGRAMS) if split else 1
-    _attend_kernel[(num_sequences * layout.num_kv_heads, tiles, programs)](
+    _attend_kernel[(num_sequences * layout.num_kv_heads, tiles, num_pieces)](
         queries,
         cached,
         out,
@@ -322,16 +360,18 @@ def paged_attention(
         rows.block_tables,
         queries.stride(0),
         queries.stride(1),
-        cached.stride(0),
         rows.block_tables.stride(0),
         rows.max_rows,
         num_pieces,
+        piece_keys,
         scale * LOG2_E.value,
         NUM_KV_HEADS=layout.num_kv_heads,
         KEY_DIM=layout.key_dim,
         VALUE_COLUMN=layout.value_column,
         SHARED=layout.value_column == 0,
+        CACHED_STRIDE=cached.stride(0),
         BLOCK_SIZE=block_size,
+        SPLIT=split,
         **{**shape, **common},
     )
     if split:
@@ -343,8 +383,31 @@ def paged_attention(
             *tables,
             rows.max_rows,
             num_pieces,
+            piece_keys,
             **common,
         )
+
+
+def best_pieces(programs: int, keys: int, num_multiprocessors: int) -> int:
+    """Choose the number of pieces that the keys of a chunk are cut into.
+
+    Multiprocessors take one program after the other. With ``programs`` a little more than a multiple of
+    them, or fewer, many idle at the end; more and shorter programs divide better, but each costs more.
+
+    Args:
+        programs: tiles of rows, of all heads and sequences; each attends to all its keys.
+        keys: of a program, on average.
+        num_multiprocessors: of the GPU.
+
+    Returns:
+        1 to ``_MOST_PIECES``: the least of those that end first; 1 is uncut.
+    """
+
+    def duration(pieces: int) -> int:
+        turns = -(-programs * pieces // num_multiprocessors)
+        return turns * (-(-keys // pieces) + (_PIECE_KEYS if pieces > 1 else 0))
+
+    return min(range(1, _MOST_PIECES + 1), key=duration)
 
 
 def _shape(num_pairs: int, layout: KVLayout, dtype: torch.dtype) -> dict[str, Any]:
@@ -357,12 +420,11 @@ def _shape(num_pairs: int, layout: KVLayout, dtype: torch.dtype) -> dict[str, An
     tile_rows = max(16, min(most_rows, triton.next_power_of_2(num_pairs)))
     if exact:
         tile_keys, num_warps, num_stages = (16, 8, 1) if wide else (32, 4, 3)
-    elif wide and not is_roomy():
-        tile_keys, num_warps, num_stages = 64 if tile_rows == 16 else 32, 8, 2
     elif wide:
-        tile_keys, num_warps, num_stages = 64, 8 if tile_rows == 64 else 4, 2
+        small = not is_roomy() and tile_rows > 16
+        tile_keys, num_warps, num_stages = 32 if small else 64, 8, 2
     elif tile_rows == 128:
-        tile_keys, num_warps, num_stages = 32, 8, 2
+        tile_keys, num_warps, num_stages = (64, 8, 3) if is_roomy() else (32, 8, 2)
     else:
         tile_keys, num_warps, num_stages = 64, 2 if tile_rows == 16 else 4, 3
     return {
@@ -372,6 +434,8 @@ def _shape(num_pairs: int, layout: KVLayout, dtype: torch.dtype) -> dict[str, An
         "VALUES": _padded(layout.value_dim),
         "TILE_ROWS": tile_rows,
         "TILE_KEYS": tile_keys,
+        # What waits in registers takes the place of wider values.
+        "AHEAD": tile_rows >= 64 and main <= 128 and not shared and is_roomy(),
         "num_warps": num_warps,
         "num_stages": num_stages,
     }
