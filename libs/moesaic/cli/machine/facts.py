@@ -65,7 +65,9 @@ def kernel_digests(directory: Path = KERNELS) -> dict[str, str]:
 def _digest_of_code(source: str) -> str:
     tree = ast.parse(source)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
+            node
+        ):
             node.body[:1] = [ast.Pass()]
     return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:12]
 
