@@ -150,8 +150,10 @@ def gates() -> None:
 def schedule() -> None:
     """The experts of DeepSeek-V2 on sixteen instances."""
     numbers = empty(16, dtype=torch.int64)
-    ids, replicas = empty(512, 6, dtype=torch.int32), empty(160, 16, dtype=torch.int32)
-    schedule_experts(ids, replicas, empty(16, dtype=torch.bool), numbers, Costs(numbers, numbers))
+    replicas, costs = empty(160, 16, dtype=torch.int32), Costs(numbers, numbers)
+    for num_rows in (512, 8192):
+        ids = empty(num_rows, 6, dtype=torch.int32)
+        schedule_experts(ids, replicas, empty(16, dtype=torch.bool), numbers, costs)
 
 
 def brownout() -> None:
