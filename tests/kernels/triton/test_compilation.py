@@ -48,6 +48,8 @@ def test_every_kernel_fits_the_registers_and_the_shared_memory(
     ]
 
     assert not too_large
+    products = [k for k in compiled if k["kernel"] in ("_gate_up_kernel", "_down_kernel")]
+    assert not [kernel for kernel in products if kernel["stack_bytes"]]
     assert len({kernel["kernel"] for kernel in compiled}) == 18
 
 
