@@ -117,7 +117,8 @@ def create(path: Path, text: str) -> str:
         if not found:
             sys.exit(f"{path} is empty: remove it and run this again")
         return found
-    whole = path.with_suffix(".new")  # renamed when it is complete: half a secret must not stay
+    # Renamed when it is complete: half a secret must not stay.
+    whole = path.with_suffix(".new")
     whole.write_text(f"{text}\n", encoding="utf-8")
     whole.chmod(0o444)
     whole.rename(path)

@@ -35,24 +35,8 @@ LARGE = CONFIG | {
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
 }
-TWO_HOSTS = """
-model = "MODEL"
-gpu_memory = "141G"
-publish = "0.0.0.0:8000"
-
-[hosts.alpha]
-control = "10.0.0.1"
-data = "10.1.0.1"
-rdma = "mlx5_0:1"
-attention = [[0, 1]]
-expert = [2, 3]
-
-[hosts.beta]
-control = "10.0.0.2"
-data = "10.1.0.2"
-rdma = "mlx5_0:1"
-expert = [0, 1, 2, 3]
-"""
+TWO_HOSTS = (ROOT / "deploy/hosts.toml").read_text("utf-8")
+TWO_HOSTS = TWO_HOSTS.replace("/srv/models/Qwen3-30B-A3B", "MODEL").replace("80G", "141G")
 SMALL = """
 model = "MODEL"
 [hosts.a]
@@ -114,6 +98,13 @@ def test_the_files_of_two_hosts_with_four_gpus_each_are_those_that_are_committed
     for name in ("alpha", "beta"):
         made = (tmp_path / "cluster" / name / f"{name}.yaml").read_text("utf-8")
         assert made.replace(str(model), "/srv/model") == (SNAPSHOT / f"{name}.yaml").read_text()
+
+
+def test_the_example_of_the_page_is_the_example_file() -> None:
+    page = (ROOT / "docs/operate/cluster.md").read_text("utf-8")
+    example = page.partition("```toml\n")[2].partition("```")[0]
+
+    assert (ROOT / "deploy/hosts.toml").read_text("utf-8").endswith(f"\n\n{example}")
 
 
 def test_every_expert_has_a_slot_and_slots_fit_into_the_memory(tmp_path: Path, model: Path) -> None:
