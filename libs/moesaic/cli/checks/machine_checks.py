@@ -7,7 +7,7 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.metadata import requires, version
 from pathlib import Path
 from typing import Literal
@@ -179,7 +179,7 @@ def check_rdma() -> Finding:
         return Finding("rdma", "warn", f"{type(error).__name__}: {error}", "see the check of ucx")
 
 
-def compare_rdma(devices: Sequence[str], ucx: str) -> Finding:
+def compare_rdma(devices: list[str], ucx: str) -> Finding:
     """Judge RDMA devices by UCX's description of itself: its components, and its transports with their devices."""
     has_infiniband = re.search(r"component \d+ +: +ib\b", ucx) is not None
     usable = [line.rpartition("-- ")[2].strip() for line in ucx.splitlines() if "-- " in line]
