@@ -185,7 +185,7 @@ def _ranks(
     role: str,
     name: str,
     config: ModelConfig,
-    settings: "ServiceSettings",
+    settings: Any,
     slots: int,
     libraries: int,
 ) -> list[ProcessMemory]:
