@@ -8,6 +8,7 @@ from moesaic.engine.shortcuts import SegmentedSteps, Shortcut
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.decode_segments import DecodeSegments
 from moesaic.models.layers.kv_cache import KVCache
+from moesaic.models.layers.static_decode import longest_context
 from moesaic.services.attention.modes.contract import Mode, OpenMode, WorkerParts
 from moesaic.services.attention.modes.expert_workers import link_expert_workers
 from moesaic.services.attention.modes.two_phase import join_node
@@ -33,7 +34,8 @@ async def open_routed(worker: WorkerParts) -> Mode:
 def _shortcut(worker: WorkerParts, dispatcher: RoutedDispatcher, cache: KVCache) -> Shortcut | None:
     settings, decoder = worker.settings, worker.decoder
     if settings.device != "cpu":
-        return _segments(worker, dispatcher, cache) if settings.decode_graph_tokens else None
+        captures = settings.decode_graphs and settings.tensor_parallel == 1
+        return _segments(worker, dispatcher, cache) if captures else None
     whole = decoder.whole_steps(cache)
     if whole is None:
         return None
@@ -42,6 +44,6 @@ def _shortcut(worker: WorkerParts, dispatcher: RoutedDispatcher, cache: KVCache)
 
 def _segments(worker: WorkerParts, dispatcher: RoutedDispatcher, cache: KVCache) -> Shortcut:
     settings, decoder = worker.settings, worker.decoder
-    max_length = min(settings.decode_graph_tokens, decoder.config.max_positions)
+    max_length = longest_context(decoder, cache)
     segments = DecodeSegments(decoder, cache, settings.max_num_seqs, max_length)
     return SegmentedSteps(segments, dispatcher)
