@@ -57,8 +57,12 @@ def compile_instead(self: Any, *args: Any, grid: object, warmup: bool, **options
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
-        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
-        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+        def dumped(what: str) -> str:
+            command = [triton.knobs.nvidia.cuobjdump.path, what, file.name]
+            return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+        usage, sass = dumped("-res-usage"), dumped("-sass")
     registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", usage)[0]
     ptx = kernel.asm["ptx"]
     facts = {
@@ -68,6 +72,7 @@ def compile_instead(self: Any, *args: Any, grid: object, warmup: bool, **options
         "stack_bytes": int(stack),
         "shared_bytes": kernel.metadata.shared,
         "wgmma": ptx.count("wgmma.mma_async"),
+        "wgmma_waits": sass.count("WARPGROUP.DEPBAR"),
         "mma": ptx.count("mma.sync"),
         "async_copies": ptx.count("cp.async.cg"),
     }

@@ -69,3 +69,20 @@ def test_wide_products_use_the_instructions_of_the_tensor_cores(
     assert all(kernel["wgmma"] or kernel["mma"] for kernel in products)
     assert all(kernel["wgmma"] for kernel in products if "prefill" in kernel["case"])
     assert all(kernel["async_copies"] for kernel in products)
+
+
+def test_products_of_attention_wait_for_each_other_once_a_step(
+    compiled: list[dict[str, Any]],
+) -> None:
+    attending = [k for k in compiled if k["kernel"] == "_attend_kernel" and k["wgmma"]]
+
+    # If other instructions write where a product goes, the assembler waits after each of twenty or more.
+    assert all(kernel["wgmma_waits"] < 5 for kernel in attending)
+
+
+def test_prompts_spill_no_registers(compiled: list[dict[str, Any]]) -> None:
+    prompts = [k for k in compiled if k["kernel"] == "_attend_kernel"]
+    prompts = [k for k in prompts if k["case"] in ("attention, prefill", "gpt-oss, prefill")]
+
+    assert len(prompts) == 2
+    assert not any(kernel["stack_bytes"] for kernel in prompts)

@@ -134,6 +134,31 @@ def test_it_equals_the_reference(
     check(make_case(totals, *shape, device, dtype, block_size, seed, sinks), window)
 
 
+@settings(max_examples=15, deadline=None)
+@given(
+    sequences=st.lists(st.tuples(st.integers(12, 70), st.integers(0, 300)), min_size=1, max_size=2),
+    shape=st.sampled_from([GROUPED[0], (KVLayout.grouped(1, 16), 8), (KVLayout.grouped(2, 32), 6)]),
+    window=st.sampled_from([None, 5, 64, 130]),
+    block_size=st.sampled_from([4, 16]),
+    seed=st.integers(0, 10**6),
+    sinks=st.booleans(),
+)
+@example([(64, 0)], GROUPED[0], None, 16, 0, False)  # ends with a step of keys
+@example([(64, 64)], GROUPED[0], 64, 16, 0, True)
+def test_tiles_that_multiply_a_step_ahead_equal_the_reference(
+    device: torch.device,
+    sequences: list[tuple[int, int]],
+    shape: tuple[KVLayout, int],
+    window: int | None,
+    block_size: int,
+    seed: int,
+    sinks: bool,
+) -> None:
+    totals = [(rows, rows + before) for rows, before in sequences]
+
+    check(make_case(totals, *shape, device, torch.bfloat16, block_size, seed, sinks), window)
+
+
 @pytest.mark.parametrize("shape", [GROUPED[0], LATENT[0]], ids=["grouped", "latent"])
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("sinks", [False, True])

@@ -26,6 +26,7 @@ from moesaic.kernels.paged_rows import KVLayout, PagedRows
 from moesaic.kernels.triton.shared_memory import is_roomy
 
 LOG2_E = tl.constexpr(math.log2(math.e))
+LOWEST = tl.constexpr(-1e38)  # the largest score of a row that has seen no key
 SPLIT = 512  # keys a piece
 _FEW_ROWS = 16  # more rows than this are never split: their tiles fill the GPU
 _SPLIT_PROGRAMS = 64  # at most, per tile; they take pieces in turn
@@ -43,17 +44,46 @@ def _first_key(position, WINDOW: tl.constexpr):
 
 
 @triton.jit
+def _columns(rows, FIRST: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr):
+    """Load ``DIM`` columns of rows, and zeros behind them."""
+    column = tl.arange(0, PADDED)[None, :]
+    if DIM == PADDED:
+        return tl.load(rows + (FIRST + column))
+    return tl.load(rows + (FIRST + column), mask=column < DIM, other=0.0)
+
+
+@triton.jit
+def _find_keys(block_table, start, begin, end, BLOCK_SIZE: tl.constexpr, TILE_KEYS: tl.constexpr):
+    """Load the blocks of the step of keys at ``start``, and return each key's place in its block.
+
+    Outside ``begin..end-1`` the cache may hold anything, NaN too: the nearest key takes the place.
+    """
+    key = tl.minimum(tl.maximum(start + tl.arange(0, TILE_KEYS), begin), end - 1).to(tl.uint32)
+    return tl.load(block_table + key // BLOCK_SIZE), (key % BLOCK_SIZE).to(tl.int32)
+
+
+@triton.jit
+def _mask(scores, position, start, begin, end, WINDOW: tl.constexpr, TILE_KEYS: tl.constexpr):
+    """Hide the keys of a step that a row does not see."""
+    key = start + tl.arange(0, TILE_KEYS)[None, :]
+    seen = (key >= begin) & (key < end) & (key <= position[:, None])
+    if WINDOW > 0:
+        seen = seen & (key > position[:, None] - WINDOW)
+    return tl.where(seen, scores, float("-inf"))
+
+
+@triton.jit
 def _attend_keys(
     query,
     query_extra,
     position,
-    cached,
+    first_position,
+    last_position,
+    keys_of_head,
+    values_of_head,
     block_table,
     begin,
     end,
-    cached_stride,
-    key_column,
-    value_column,
     scale_log2,
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
@@ -62,59 +92,63 @@ def _attend_keys(
     EXTRA: tl.constexpr,
     VALUES: tl.constexpr,
     SHARED: tl.constexpr,
+    CACHED_STRIDE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_KEYS: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
-    """Attend to the keys ``begin..end-1``: unnormalised sums, largest score, sum of weights."""
-    main = tl.arange(0, MAIN)
-    value = tl.arange(0, VALUES)
+    """Attend to the keys ``begin..end-1``: unnormalised sums, largest score, sum of weights.
+
+    Blocks are looked up a step before their keys are loaded: with both in one step, Triton would
+    share its stages between the two loads, and keep one buffer of keys only.
+    """
     total = tl.zeros((TILE_ROWS, VALUES), tl.float32)
-    largest = tl.full((TILE_ROWS,), float("-inf"), tl.float32)
+    largest = tl.full((TILE_ROWS,), LOWEST, tl.float32)
     weight = tl.zeros((TILE_ROWS,), tl.float32)
-    for start in range(begin // TILE_KEYS * TILE_KEYS, end, TILE_KEYS):
-        key = start + tl.arange(0, TILE_KEYS)
-        # Outside, the cache may hold anything, NaN too.
-        inside = (key >= begin) & (key < end)
-        block = tl.load(block_table + key // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
-        row = cached + (block * BLOCK_SIZE + key % BLOCK_SIZE)[:, None] * cached_stride
-        keys = tl.load(
-            row + key_column + main[None, :],
-            mask=inside[:, None] & (main < MAIN_DIM)[None, :],
-            other=0.0,
-        )
-        scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
-        if EXTRA > 0:
-            extra = tl.arange(0, EXTRA)
-            keys_extra = tl.load(
-                row + key_column + MAIN_DIM + extra[None, :],
-                mask=inside[:, None] & (MAIN_DIM + extra < KEY_DIM)[None, :],
-                other=0.0,
-            )
-            scores = tl.dot(query_extra, tl.trans(keys_extra), scores, input_precision="ieee")
-        if SHARED:
-            values = keys
+    # All rows see all keys of the steps within.
+    clear_begin, clear_end = begin, tl.minimum(end, first_position + 1)
+    if WINDOW > 0:
+        clear_begin = tl.maximum(begin, last_position - WINDOW + 1)
+    first = begin // TILE_KEYS * TILE_KEYS
+    block, place = _find_keys(block_table, first, begin, end, BLOCK_SIZE, TILE_KEYS)
+    if AHEAD:
+        row = (block * BLOCK_SIZE + place).to(tl.int64)[:, None] * CACHED_STRIDE
+        scores_ahead = tl.dot(query, tl.trans(_columns(keys_of_head + row, 0, MAIN_DIM, MAIN)))
+        block, place = _find_keys(block_table, first + TILE_KEYS, begin, end, BLOCK_SIZE, TILE_KEYS)
+    for start in range(first, end, TILE_KEYS):
+        next_row = (block * BLOCK_SIZE + place).to(tl.int64)[:, None] * CACHED_STRIDE
+        keys = _columns(keys_of_head + next_row, 0, MAIN_DIM, MAIN)
+        if AHEAD:
+            # The matrix unit multiplies while the softmax of this step is computed.
+            scores = scores_ahead
+            scores_ahead = tl.dot(query, tl.trans(keys))
+            looked_up = start + 2 * TILE_KEYS
         else:
-            values = tl.load(
-                row + value_column + value[None, :],
-                mask=inside[:, None] & (value < VALUE_DIM)[None, :],
-                other=0.0,
-            )
-        seen = inside[None, :] & (key[None, :] <= position[:, None])
-        if WINDOW > 0:
-            seen = seen & (key[None, :] > position[:, None] - WINDOW)
-        scores = tl.where(seen, scores * scale_log2, float("-inf"))
-        now = tl.maximum(largest, tl.max(scores, axis=1))
-        # A row that has seen no key yet.
-        base = tl.where(now == float("-inf"), 0.0, now)
-        weights = tl.exp2(scores - base[:, None])
-        shrink = tl.exp2(largest - base)
+            row = next_row
+            scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
+            if EXTRA > 0:
+                keys_extra = _columns(keys_of_head + row, MAIN_DIM, KEY_DIM - MAIN_DIM, EXTRA)
+                scores = tl.dot(query_extra, tl.trans(keys_extra), scores, input_precision="ieee")
+            looked_up = start + TILE_KEYS
+        block, place = _find_keys(block_table, looked_up, begin, end, BLOCK_SIZE, TILE_KEYS)
+        if AHEAD:
+            if (start < clear_begin) | (start + TILE_KEYS > clear_end):
+                scores = _mask(scores, position, start, begin, end, WINDOW, TILE_KEYS)
+        else:
+            scores = _mask(scores, position, start, begin, end, WINDOW, TILE_KEYS)
+        now = tl.maximum(largest, tl.max(scores, axis=1) * scale_log2)
+        weights = tl.exp2(scores * scale_log2 - now[:, None])
+        shrink = tl.exp2(largest - now)
         weight = weight * shrink + tl.sum(weights, axis=1)
+        values = keys if SHARED else _columns(values_of_head + row, 0, VALUE_DIM, VALUES)
         total = tl.dot(
             weights.to(values.dtype), values, total * shrink[:, None], input_precision="ieee"
         )
         largest = now
+        if AHEAD:
+            row = next_row
     return total, largest, weight
 
 
@@ -135,7 +169,6 @@ def _attend_kernel(
     block_tables,
     query_stride,
     head_stride,
-    cached_stride,
     table_stride,
     max_rows,
     max_pieces,
@@ -150,11 +183,13 @@ def _attend_kernel(
     EXTRA: tl.constexpr,
     VALUES: tl.constexpr,
     SHARED: tl.constexpr,
+    CACHED_STRIDE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     SINKS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_KEYS: tl.constexpr,
+    AHEAD: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
     group: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
@@ -172,30 +207,27 @@ def _attend_kernel(
     token = (tl.load(first_rows + sequence) + tl.where(real, row, 0)).to(tl.int64)
     position = length - count + row
     last_row = tl.minimum((first_pair + TILE_ROWS - 1) // group, count - 1)
-    begin = _first_key(length - count + first_pair // group, WINDOW)
+    begin_position = length - count + first_pair // group
+    begin = _first_key(begin_position, WINDOW)
     end = length - count + last_row + 1
 
-    main = tl.arange(0, MAIN)
     query_row = queries + (token * query_stride + head * head_stride)[:, None]
-    query = tl.load(query_row + main[None, :], mask=(main < MAIN_DIM)[None, :], other=0.0)
+    query = _columns(query_row, 0, MAIN_DIM, MAIN)
     # Not read
     query_extra = query
     if EXTRA > 0:
-        extra = tl.arange(0, EXTRA)
-        query_extra = tl.load(
-            query_row + MAIN_DIM + extra[None, :],
-            mask=(MAIN_DIM + extra < KEY_DIM)[None, :],
-            other=0.0,
-        )
+        query_extra = _columns(query_row, MAIN_DIM, KEY_DIM - MAIN_DIM, EXTRA)
+    keys_of_head = cached + kv_head * KEY_DIM
+    values_of_head = cached + VALUE_COLUMN + kv_head * VALUE_DIM
     block_table = block_tables + sequence.to(tl.int64) * table_stride
     value = tl.arange(0, VALUES)
     store = real[:, None] & (value < VALUE_DIM)[None, :]
     if SPLIT == 0:
         total, largest, weight = _attend_keys(
-            query, query_extra, position, cached, block_table, begin, end, cached_stride,
-            kv_head * KEY_DIM, VALUE_COLUMN + kv_head * VALUE_DIM, scale_log2,
-            KEY_DIM, VALUE_DIM, MAIN_DIM, MAIN, EXTRA, VALUES, SHARED, BLOCK_SIZE, WINDOW,
-            TILE_ROWS, TILE_KEYS,
+            query, query_extra, position, begin_position, end - 1, keys_of_head, values_of_head,
+            block_table, begin, end, scale_log2,
+            KEY_DIM, VALUE_DIM, MAIN_DIM, MAIN, EXTRA, VALUES, SHARED, CACHED_STRIDE, BLOCK_SIZE, WINDOW,
+            TILE_ROWS, TILE_KEYS, AHEAD,
         )  # fmt: skip
         if SINKS:
             sink = tl.load(sinks + head) * LOG2_E
@@ -211,11 +243,11 @@ def _attend_kernel(
             begin // SPLIT + tl.program_id(2), tl.cdiv(end, SPLIT), tl.num_programs(2)
         ):
             total, largest, weight = _attend_keys(
-                query, query_extra, position, cached, block_table,
-                tl.maximum(piece * SPLIT, begin), tl.minimum((piece + 1) * SPLIT, end),
-                cached_stride, kv_head * KEY_DIM, VALUE_COLUMN + kv_head * VALUE_DIM, scale_log2,
-                KEY_DIM, VALUE_DIM, MAIN_DIM, MAIN, EXTRA, VALUES, SHARED, BLOCK_SIZE, WINDOW,
-                TILE_ROWS, TILE_KEYS,
+                query, query_extra, position, begin_position, end - 1, keys_of_head, values_of_head,
+                block_table, tl.maximum(piece * SPLIT, begin), tl.minimum((piece + 1) * SPLIT, end),
+                scale_log2,
+                KEY_DIM, VALUE_DIM, MAIN_DIM, MAIN, EXTRA, VALUES, SHARED, CACHED_STRIDE, BLOCK_SIZE, WINDOW,
+                TILE_ROWS, TILE_KEYS, AHEAD,
             )  # fmt: skip
             weight = tl.where(weight == 0.0, 1.0, weight)
             attended = total / weight[:, None]
@@ -322,7 +354,6 @@ def paged_attention(
         rows.block_tables,
         queries.stride(0),
         queries.stride(1),
-        cached.stride(0),
         rows.block_tables.stride(0),
         rows.max_rows,
         num_pieces,
@@ -331,6 +362,7 @@ def paged_attention(
         KEY_DIM=layout.key_dim,
         VALUE_COLUMN=layout.value_column,
         SHARED=layout.value_column == 0,
+        CACHED_STRIDE=cached.stride(0),
         BLOCK_SIZE=block_size,
         **{**shape, **common},
     )
@@ -357,12 +389,11 @@ def _shape(num_pairs: int, layout: KVLayout, dtype: torch.dtype) -> dict[str, An
     tile_rows = max(16, min(most_rows, triton.next_power_of_2(num_pairs)))
     if exact:
         tile_keys, num_warps, num_stages = (16, 8, 1) if wide else (32, 4, 3)
-    elif wide and not is_roomy():
-        tile_keys, num_warps, num_stages = 64 if tile_rows == 16 else 32, 8, 2
     elif wide:
-        tile_keys, num_warps, num_stages = 64, 8 if tile_rows == 64 else 4, 2
+        small = not is_roomy() and tile_rows > 16
+        tile_keys, num_warps, num_stages = 32 if small else 64, 8, 2
     elif tile_rows == 128:
-        tile_keys, num_warps, num_stages = 32, 8, 2
+        tile_keys, num_warps, num_stages = (64, 8, 3) if is_roomy() else (32, 8, 2)
     else:
         tile_keys, num_warps, num_stages = 64, 2 if tile_rows == 16 else 4, 3
     return {
@@ -372,6 +403,8 @@ def _shape(num_pairs: int, layout: KVLayout, dtype: torch.dtype) -> dict[str, An
         "VALUES": _padded(layout.value_dim),
         "TILE_ROWS": tile_rows,
         "TILE_KEYS": tile_keys,
+        # What waits in registers takes the place of wider values.
+        "AHEAD": tile_rows >= 64 and main <= 128 and not shared and is_roomy(),
         "num_warps": num_warps,
         "num_stages": num_stages,
     }
