@@ -1,6 +1,8 @@
 """Captured steps read and write only what stays where it is: exact ones and degraded ones."""
 
 import asyncio
+from collections.abc import Awaitable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from moesaic.messages.substitution import Substitution
 from moesaic.models.configuration.captured import decode_sizes
 from moesaic.models.layers import decode_graphs
 from moesaic.models.layers.decode_graphs import DecodeGraphs
+from moesaic.models.layers.decoder import MoELayer
 from moesaic.models.layers.rope import RotaryEmbedding
 from moesaic.models.layers.step_batch import StepBatch
 from moesaic.models.weights.checkpoint import Checkpoint
@@ -50,6 +53,14 @@ def promised_batch(
     return batch
 
 
+def experts_of(dispatcher: LocalDispatcher, step: Step, batch: StepBatch) -> MoELayer:
+    def moe(layer: int, hidden: Tensor) -> Awaitable[Tensor]:
+        promised = batch.promised and batch.promised.enter(layer)
+        return dispatcher.dispatch(step, layer, hidden, promised)
+
+    return moe
+
+
 def counted(batch: StepBatch) -> list[list[int]]:
     return [] if batch.promised is None else batch.promised.settle().tolist()
 
@@ -75,17 +86,9 @@ def test_degraded_and_exact_steps_take_turns_in_captured_form(
 
     with played_graphs() as pools:
         exact = dispatcher.begin_step()
-        graphs = DecodeGraphs(
-            cut.decoder, cut.cache, lambda *a: dispatcher.dispatch(exact, *a), 3, 40
-        )
+        graphs = DecodeGraphs(cut.decoder, cut.cache, partial(dispatcher.dispatch, exact), 3, 40)
         assert pools == [None, *["pool"] * (len(decode_sizes(3)) - 1)]
-        steps = LocalSteps(
-            lambda step: (
-                graphs.degrading(lambda *a: dispatcher.dispatch(step, *a))
-                if step.substitution
-                else graphs
-            )
-        )
+        steps = LocalSteps(lambda step: graphs.degrading(partial(dispatcher.dispatch, step)))
         degraded = 0
         for substitution in SUBSTITUTIONS:
             dispatcher.adopt(dispatcher.substitutions.load(substitution))
@@ -98,15 +101,12 @@ def test_degraded_and_exact_steps_take_turns_in_captured_form(
                 ]
                 one, other = (promised_batch(rows, levels, config.num_layers) for _ in range(2))
                 got = asyncio.run(steps.forward(step, [one]))
-
-                async def moe(layer: int, hidden: Tensor, batch: StepBatch = other) -> Tensor:
-                    promised = batch.promised and batch.promised.enter(layer)
-                    return await dispatcher.dispatch(step, layer, hidden, promised)
-
+                moe = experts_of(dispatcher, step, other)
                 expected = asyncio.run(whole.decoder.forward(other, whole.cache, moe))
                 assert got is not None
                 torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
-                assert (found := counted(one)) == counted(other)
+                found = counted(one)
+                assert found == counted(other)
                 degraded += sum(map(sum, found))
                 for prompt, token in zip(prompts, tokens, strict=False):
                     prompt.append(token)

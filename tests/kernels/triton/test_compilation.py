@@ -48,7 +48,7 @@ def test_every_kernel_fits_the_registers_and_the_shared_memory(
     ]
 
     assert not too_large
-    assert len({kernel["kernel"] for kernel in compiled}) == 18
+    assert len({kernel["kernel"] for kernel in compiled}) == 20
 
 
 def test_tiles_are_smaller_where_there_is_less_shared_memory(
@@ -86,3 +86,12 @@ def test_prompts_spill_no_registers(compiled: list[dict[str, Any]]) -> None:
 
     assert len(prompts) == 2
     assert not any(kernel["stack_bytes"] for kernel in prompts)
+
+
+def test_the_sampler_fuses_no_product_and_sum_and_spills_next_to_nothing(
+    compiled: list[dict[str, Any]],
+) -> None:
+    [sampler] = [kernel for kernel in compiled if kernel["case"] == "sampling"]
+
+    assert sampler["fused"] == 0  # its tokens would be others than a CPU's
+    assert sampler["stack_bytes"] <= 16

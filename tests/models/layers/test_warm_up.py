@@ -9,6 +9,7 @@ import torch
 from benchmarks.parity.cases import CASES, build_reference
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.errors import InvalidInput
+from moesaic.kernels import attention_pieces
 from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.layers.step_batch import StepBatch
@@ -49,9 +50,9 @@ def test_steps_are_whole_and_within_the_limits(most_rows: int) -> None:
 
 
 def test_a_context_is_long_enough_to_be_attended_to_in_pieces() -> None:
-    kernel = pytest.importorskip("moesaic.kernels.triton.paged_attention")
+    kernel = pytest.importorskip("moesaic.kernels.triton.split_attention")
 
-    assert LONG > kernel.SPLIT
+    assert attention_pieces.most_pieces(LONG, 1024) > 1
     assert FEW_ROWS == kernel._FEW_ROWS
 
 
@@ -116,7 +117,7 @@ async def test_later_steps_compile_nothing_more(
     launches: set[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("moesaic.kernels.triton.paged_attention.SPLIT", 64)
+    monkeypatch.setattr("moesaic.kernels.attention_pieces.SPLIT", 64)
     build_reference(case, tmp_path)
     decoder = decoder_of(tmp_path, dtype)
     local = LocalDispatcher(Checkpoint(tmp_path), decoder.config, dtype, CPU)
@@ -134,5 +135,10 @@ async def test_later_steps_compile_nothing_more(
         await area.compute(layer, later_steps()[1], moe)
 
     names = {key.partition(" ")[0] for key in warmed}
-    assert {"_attend_kernel", "_merge_kernel", "_add_rms_norm_kernel", "_down_kernel"} <= names
+    assert {
+        "_attend_kernel",
+        "_merge_pieces_kernel",
+        "_add_rms_norm_kernel",
+        "_down_kernel",
+    } <= names
     assert launches == warmed

@@ -36,7 +36,7 @@ def captured_bytes(config: ModelConfig, numbers: Numbers, max_rows: int, max_len
     activations = (row_numbers(config) + 2 * moe.top_k * moe.expert_size) * numbers.item_bytes
     # The head's output, the same in float32, and the buffer that all sizes share.
     logits = config.vocab_size * (numbers.item_bytes + 4 + 4)
-    pieces = most_pieces(max_length)
+    pieces = most_pieces(max_length, value_dim)
     partial_sums = how.num_heads * pieces * (value_dim + 1) * 4 if pieces > 1 else 0
     tables = 4 * -(-max_length // BLOCK_SIZE)
     nodes = len(sizes) * config.num_layers * _NODES_PER_LAYER * _NODE_BYTES

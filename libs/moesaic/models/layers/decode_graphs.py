@@ -7,7 +7,7 @@ first of a size comes, since their united experts may change.
 from collections.abc import Awaitable, Callable
 from copy import copy
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -40,7 +40,8 @@ class DecodeGraphs:
         ``moe`` computes on the same device without awaiting anything, and keeps the weights that it
         holds now.
         """
-        self._decoder, self._cache, self._pool = decoder, cache, None
+        self._decoder, self._cache = decoder, cache
+        self._pool: Any = None  # of all graphs
         self._shapes = DecodeShapes(max_rows, max_length)
         self._tensors = StepTensors(decoder, cache, self._shapes)
         # The largest first: the others fit its memory.

@@ -15,7 +15,7 @@ from moesaic.models.layers.decoder import Decoder, MoELayer
 from moesaic.models.layers.step_batch import StepBatch
 
 SETTING = "--max-num-batched-tokens"
-LONG = 1024  # tokens: longer than what one program attends to
+LONG = 2048  # tokens: longer than what one program attends to
 FEW_ROWS = 16  # of a sequence: more are never attended to in pieces
 
 
