@@ -114,9 +114,8 @@ def test_a_step_of_fixed_shape_equals_a_free_one(
     at_once(static.compute(served.moe))  # before there are rows it writes nothing
 
     batch = decode_batch([(b[11], 11, tables[1]), (a[24], 24, tables[0])])
-    tensors.fill(decode_batch([(1, 24, tables[0])] * 3))  # of which nothing may be left
-    tensors.fill(batch)
-    # Rows of another number of sequences than the step's are not part of it.
+    tensors.fill(decode_batch([(1, 24, tables[0])] * 3), 4)  # of which nothing may be left
+    tensors.fill(batch, 4)
     at_once(static.compute(served.moe))
     got = tensors.logits.cpu()
 

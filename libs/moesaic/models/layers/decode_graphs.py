@@ -72,8 +72,8 @@ class DecodeGraphs:
 
     def forward(self, batch: StepBatch) -> Tensor:
         """Compute as ``Decoder.forward`` a batch that ``takes`` accepts."""
-        self._tensors.fill(batch)
         size = self._shapes.size_of(batch)
+        self._tensors.fill(batch, size)
         if batch.promised is None:
             self._exact[size].replay()
         else:

@@ -79,7 +79,7 @@ class SegmentedDecode:
 
     async def forward(self, batch: StepBatch, moe: MoELayer) -> Tensor:
         """Compute as ``Decoder.forward`` a batch of this shape or less; experts see its own rows alone."""
-        self._tensors.fill(batch)
+        self._tensors.fill(batch, len(self._returned))
         count = len(batch.sequence_rows)
         for segment in self._segments:
             segment.attend()

@@ -71,9 +71,9 @@ class StepTensors:
         vocab = decoder.config.vocab_size
         self.logits = torch.zeros(num_rows, vocab, device=device)  # float32
 
-    def fill(self, batch: StepBatch) -> None:
-        """Take the rows of ``batch``, which ``DecodeShapes.takes`` has accepted."""
-        count, size = len(batch.token_ids), self.shapes.size_of(batch)
+    def fill(self, batch: StepBatch, size: int) -> None:
+        """Take the rows of ``batch``, which ``DecodeShapes.takes`` has accepted, as the first of ``size``."""
+        count = len(batch.token_ids)
         positions = np.array(batch.positions)
         used = int(positions.max()) // self.block_size + 1
         tables = np.zeros((size, used), np.int32)
