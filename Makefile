@@ -163,25 +163,13 @@ bench: .venv/installed-dev
 	@$(BIN)/moesaic bench edge $(ARGS)
 	@$(BIN)/moesaic bench simulate $(ARGS)
 
-# Everything that needs a CUDA device, into one file: tests, timings, transfers. Without a device
-# there is nothing to do. On a machine where nothing may be installed, name a Python that has torch
-# (2.11 or newer, for CUDA), triton, safetensors, transformers, msgspec, pytest, hypothesis, psutil,
-# rich and typer: make gpu GPU_PYTHON=python3. Without ucxx-cu13 the transfers are left out.
-# The last benchmark, serving, starts whole suites: it needs all that they need.
+# Tests and benchmarks for a CUDA device, as many as fit: make gpu MINUTES=10. Without a device there is nothing to do.
+# On a machine where nothing may be installed, name a Python that has what they need: make gpu GPU_PYTHON=python3.
+# For a machine without a network, see benchmarks/gpu/bundle.py.
 GPU_PYTHON ?=
-GPU_BENCHES := kernels aebs serving
-gpu: export PYTHONPATH := $(CURDIR)/libs:$(CURDIR):$(PYTHONPATH)
+MINUTES ?= 25
 gpu: $(if $(GPU_PYTHON),,.venv/installed-dev)
-	@python='$(or $(GPU_PYTHON),$(BIN)/python)'; \
-	device=$$($$python -c 'import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else "")') || exit 1; \
-	if [ -z "$$device" ]; then echo 'no CUDA device here: nothing to do'; exit 0; fi; \
-	mkdir -p benchmarks/results/gpu; \
-	for bench in $(GPU_BENCHES); do \
-	  to=benchmarks/results/gpu/$$(date -u +%F)-$$(echo "$$device" | tr 'A-Z ' 'a-z-').json; \
-	  [ $$bench = kernels ] || to=$${to%.json}-$$bench.json; \
-	  $$python -m moesaic.cli bench $$bench $(ARGS) --json "$$to" || exit $$?; \
-	  echo "$$to"; \
-	done
+	@PYTHONPATH=$(CURDIR)/libs:$(CURDIR):$(PYTHONPATH) $(or $(GPU_PYTHON),$(BIN)/python) -m benchmarks.gpu --minutes $(MINUTES) $(ARGS)
 
 # The stubs are committed, so that nobody needs the compiler to run the services.
 proto: .venv/installed-dev

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from moesaic.kernels.sampling import PickRules, pick_tokens, pick_tokens_reference
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 VOCAB = 151_936  # Qwen3's
 ROWS = (1, 8, 32)
 RULES = {
@@ -41,6 +42,7 @@ def run(quick: bool) -> dict[str, Any]:
     }
     return {
         "config": {
+            "device": DEVICE,
             "vocab": VOCAB,
             "rows": list(ROWS),
             "turns": turns,
@@ -59,20 +61,21 @@ def run(quick: bool) -> dict[str, Any]:
         },
         "notes": [
             "milliseconds a row, medians of turns; draws included, changes of logits not",
-            "sorting: the same tokens by torch's operations, as where there is no C compiler",
+            "sorting: the same tokens by torch's operations, as where there is no kernel",
             *(["quick: fewer turns, the same code path"] if quick else []),
         ],
     }
 
 
 def _flat() -> Tensor:
-    return torch.randn(max(ROWS), VOCAB, generator=torch.Generator().manual_seed(1)) / 2
+    logits = torch.randn(max(ROWS), VOCAB, generator=torch.Generator().manual_seed(1)) / 2
+    return logits.to(DEVICE)
 
 
 def _peaked() -> Tensor:
     logits = torch.randn(max(ROWS), VOCAB, generator=torch.Generator().manual_seed(2)) * 3
     logits[:, 1000] = 18.0
-    return logits
+    return logits.to(DEVICE)
 
 
 def _measure(logits: Tensor, how: PickRules, turns: int) -> dict[str, dict[str, float]]:

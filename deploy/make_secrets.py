@@ -4,7 +4,8 @@
     deploy/make_secrets.py [DIRECTORY]
 
 Existing files stay as they are, so a second run changes nothing. To get a new secret, remove its file (for one of
-Redis: its URL and ``redis_users``) and restart the services. Needs Python only.
+Redis: its URL and ``redis_users``) and restart the services. Needs Python only. ``moesaic deploy compose`` makes the
+same files for the hosts of a cluster.
 """
 
 import hashlib
@@ -89,6 +90,12 @@ ALL_CLUSTERS = "moesaic:{*}:"  # every key begins with the cluster's name in bra
 def main() -> None:
     """Write what is missing."""
     directory = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent / "secrets")
+    make(directory)
+    print(f"secrets are in {directory}")
+
+
+def make(directory: Path) -> None:
+    """Write the files of a directory that are missing."""
     directory.mkdir(parents=True, exist_ok=True)
     # Also if it exists: its files are readable by all users with access to it.
     directory.chmod(0o700)
@@ -97,7 +104,6 @@ def main() -> None:
     create(directory / "api_key", f"moesaic_sk_{secrets.token_urlsafe(32)}")
     urls = {role: create(directory / f"redis_url_{role}", redis_url(role)) for role in ROLES}
     create(directory / "redis_users", redis_users(urls))
-    print(f"secrets are in {directory}")
 
 
 def create(path: Path, text: str) -> str:

@@ -16,7 +16,9 @@ from torch import Tensor
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 STD = 0.02
+MXFP4_GROUP = 32
 SHARD_BYTES = 400_000_000
+MXFP4_BYTES = {"_blocks": (0, 256), "_scales": (119, 122)}  # bytes from .. to, the end excluded
 
 _QWEN3_MOE: dict[str, Any] = {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -91,6 +93,26 @@ DEEPSEEK_V2: dict[str, Any] = {
     "pad_token_id": 0,
 }
 
+GPT_OSS_20B: dict[str, Any] = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "vocab_size": 201_088,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "max_position_embeddings": 131_072,
+    "tie_word_embeddings": False,
+    "quantization_config": {"quant_method": "mxfp4"},
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+
 
 def qwen3_moe(**fields: Any) -> dict[str, Any]:
     """Fill in the fields of ``config.json`` of a small Qwen3-MoE that ``fields`` leaves out.
@@ -128,6 +150,7 @@ def write_model(
     with_experts: bool = True,
     tokenizer: Path | None = None,
     seed: int = 0,
+    device: str = "cpu",
 ) -> None:
     """Write a random model as published ones are: configuration, and one file or shards with their index.
 
@@ -137,13 +160,17 @@ def write_model(
         dtype: dtype of all weights, as PyTorch names it.
         with_experts: False leaves out routed experts and their gates, which are most of a model.
         tokenizer: a model directory whose tokenizer is copied; None: there is none.
-        seed: seed of the weights.
+        seed: seed of the weights, which differ by device.
+        device: device that draws the weights.
     """
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps({**config, "torch_dtype": dtype}))
     for name in TOKENIZER_FILES if tokenizer else ():
         shutil.copy(Path(str(tokenizer)) / name, directory)
-    index, shards = dict[str, str](), _shards(config, dtype, with_experts, seed)
+    index, shards = (
+        dict[str, str](),
+        _shards(config, getattr(torch, dtype), with_experts, seed, device),
+    )
     for number, shard in enumerate(shards):
         name = f"model-{number:05d}.safetensors"
         save_file(shard, directory / name, {"format": "pt"})
@@ -156,17 +183,30 @@ def write_model(
 
 
 def _shards(
-    config: Mapping[str, Any], dtype: str, with_experts: bool, seed: int
+    config: Mapping[str, Any], dtype: torch.dtype, with_experts: bool, seed: int, device: str
 ) -> Iterator[dict[str, Tensor]]:
-    random, shard, nbytes = torch.Generator().manual_seed(seed), dict[str, Tensor](), 0
+    random, shard, nbytes = torch.Generator(device).manual_seed(seed), dict[str, Tensor](), 0
     for name, shape in tensor_shapes(config, with_experts):
         if nbytes > SHARD_BYTES:
             yield shard
             shard, nbytes = {}, 0
-        made = torch.randn(shape, generator=random) * STD if len(shape) > 1 else torch.ones(shape)
-        shard[name] = made.to(getattr(torch, dtype))
+        shard[name] = _drawn(name, shape, dtype, random).cpu()
         nbytes += shard[name].nbytes
     yield shard
+
+
+def _drawn(
+    name: str, shape: tuple[int, ...], dtype: torch.dtype, random: torch.Generator
+) -> Tensor:
+    """Draw a tensor; of MXFP4 codes and exponents of two, whose weights are about as large as others."""
+    device = random.device
+    for suffix, (low, high) in MXFP4_BYTES.items():
+        if name.endswith(suffix):
+            drawn = torch.randint(low, high, shape, generator=random, device=device)
+            return drawn.to(torch.uint8)
+    if name.endswith("norm.weight"):
+        return torch.ones(shape, dtype=dtype)
+    return (torch.randn(shape, generator=random, device=device) * STD).to(dtype)
 
 
 def tensor_shapes(
@@ -174,6 +214,9 @@ def tensor_shapes(
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
     """List the tensors of a checkpoint, in the order of its layers, with their shapes."""
     hidden, vocab = config["hidden_size"], config["vocab_size"]
+    if config["model_type"] == "gpt_oss":
+        yield from _gpt_oss(config)
+        return
     attention = _latent(config) if "kv_lora_rank" in config else _grouped(config)
     yield "model.embed_tokens.weight", (vocab, hidden)
     for layer in range(config["num_hidden_layers"]):
@@ -227,3 +270,31 @@ def _latent(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         "kv_b_proj": (heads * (nope + values), latent),
         "o_proj": (hidden, heads * values),
     }
+
+
+def _gpt_oss(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, size, experts = (
+        config[name] for name in ("hidden_size", "intermediate_size", "num_local_experts")
+    )
+    dim = config["head_dim"]
+    queries, keys = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
+    yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
+    for layer in range(config["num_hidden_layers"]):
+        at = f"model.layers.{layer}."
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            yield f"{at}{norm}.weight", (hidden,)
+        widths = {"q": (queries, hidden), "k": (keys, hidden), "v": (keys, hidden)}
+        for name, shape in {**widths, "o": (hidden, queries)}.items():
+            yield f"{at}self_attn.{name}_proj.weight", shape
+            yield f"{at}self_attn.{name}_proj.bias", shape[:1]
+        yield f"{at}self_attn.sinks", (config["num_attention_heads"],)
+        yield f"{at}mlp.router.weight", (experts, hidden)
+        yield f"{at}mlp.router.bias", (experts,)
+        for name, rows, cols in (("gate_up", 2 * size, hidden), ("down", hidden, size)):
+            groups = cols // MXFP4_GROUP
+            prefix = f"{at}mlp.experts.{name}_proj"
+            yield f"{prefix}_blocks", (experts, rows, groups, MXFP4_GROUP // 2)
+            yield f"{prefix}_scales", (experts, rows, groups)
+            yield f"{prefix}_bias", (experts, rows)
+    yield "model.norm.weight", (hidden,)
+    yield "lm_head.weight", (config["vocab_size"], hidden)

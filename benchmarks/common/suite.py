@@ -17,7 +17,7 @@ from moesaic.cluster.redis.child import start_redis
 from moesaic.cluster.security.credentials import Credentials, using
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
-START_S = 180
+START_S = 600
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,9 @@
 """Inputs that the kernels are measured on: the layers of known models, at the batch sizes of decode and prefill."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -38,7 +40,7 @@ class KernelCase:
     reference: Callable[[], Tensor]
     num_bytes: int  # the fewest that must move
     num_operations: int
-    peer: Callable[[], object] | None = None  # torch's way
+    peers: Mapping[str, Callable[[], object]] = field(default_factory=dict)  # others' ways, by name
 
     def relative_error(self) -> float:
         """Norm of the difference to the reference over the reference's norm."""
@@ -116,8 +118,29 @@ def experts(shape: ExpertShape, num_rows: int) -> KernelCase:
         by_torch,
         num_bytes=weight_bytes + num_rows * shape.hidden * (NUMBER_BYTES + 4),
         num_operations=2 * expert_numbers * slots.numel(),
-        peer=by_torch,
+        peers={"torch": by_torch, "grouped_mm": _by_grouped_mm(*routed, gate_up, down)},
     )
+
+
+def _by_grouped_mm(
+    hidden: Tensor, weights: Tensor, slots: Tensor, gate_up: Tensor, down: Tensor
+) -> Callable[[], object]:
+    """Compute a layer's experts by torch's grouped products; the order of choices is found in the time."""
+    top_k = slots.shape[1]
+
+    def compute() -> Tensor:
+        chosen, order = slots.flatten().sort(stable=True)
+        counts = torch.zeros(len(gate_up), dtype=torch.int32, device=slots.device)
+        counts.index_add_(0, chosen, torch.ones_like(chosen, dtype=torch.int32))
+        ends = counts.cumsum(0, dtype=torch.int32)
+        rows = hidden.index_select(0, order // top_k)
+        gate, up = F.grouped_mm(rows, gate_up.transpose(1, 2), offs=ends).chunk(2, dim=-1)
+        each = F.grouped_mm(F.silu(gate) * up, down.transpose(1, 2), offs=ends)
+        weighted = each.float() * weights.flatten()[order].unsqueeze(1)
+        sums = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
+        return sums.index_add_(0, order // top_k, weighted)
+
+    return compute
 
 
 def gate(num_rows: int) -> KernelCase:
@@ -135,7 +158,7 @@ def gate(num_rows: int) -> KernelCase:
         by_torch,
         num_bytes=num_rows * (128 * NUMBER_BYTES + 8 * 8),
         num_operations=0,
-        peer=by_torch,
+        peers={"torch": by_torch},
     )
 
 
@@ -183,7 +206,7 @@ def norm(num_rows: int) -> KernelCase:
         lambda: add_rms_norm_reference(hidden, delta, weight, 1e-6)[1],
         num_bytes=4 * hidden.nbytes,
         num_operations=0,
-        peer=by_torch,
+        peers={"torch": by_torch},
     )
 
 
@@ -253,19 +276,27 @@ def attention(
         reference,
         num_bytes=cached.nbytes + queries.nbytes + out.nbytes,
         num_operations=seen * per_key,
-        peer=_contiguous_attention(layout, num_heads, batch, num_rows, length),
+        peers=_contiguous_attention(layout, num_heads, batch, num_rows, length),
     )
 
 
 def _contiguous_attention(
     layout: KVLayout, num_heads: int, batch: int, num_rows: int, length: int
-) -> Callable[[], object] | None:
-    """torch's fused attention, over keys and values that lie side by side already."""
-    if layout.value_column == 0 or num_rows not in (1, length):
-        # It has no values within keys, and no causal mask but a square one.
-        return None
-    queries = normal(batch, num_heads, num_rows, layout.key_dim)
-    keys, values = normal(2, batch, layout.num_kv_heads, length, layout.key_dim)
-    return lambda: F.scaled_dot_product_attention(
-        queries, keys, values, is_causal=num_rows > 1, enable_gqa=True
-    )
+) -> dict[str, Callable[[], object]]:
+    """Others' attention, over keys and values that lie side by side already: torch's, and FlashAttention 3."""
+    if layout.value_column == 0:
+        # They have no values within keys.
+        return {}
+    found: dict[str, Callable[[], object]] = {}
+    queries = normal(batch, num_rows, num_heads, layout.key_dim)
+    keys, values = normal(2, batch, length, layout.num_kv_heads, layout.key_dim)
+    # torch has no causal mask but a square one.
+    if num_rows in (1, length):
+        q, k, v = (each.transpose(1, 2).contiguous() for each in (queries, keys, values))
+        found["torch"] = lambda: F.scaled_dot_product_attention(
+            q, k, v, is_causal=num_rows > 1, enable_gqa=True
+        )
+    if find_spec("flash_attn_interface") is not None:
+        flash = import_module("flash_attn_interface").flash_attn_func
+        found["flash_attention_3"] = lambda: flash(queries, keys, values, causal=True)
+    return found

@@ -1,4 +1,4 @@
-"""Pages of all settings, metrics, request fields, checkpoint fields and schema keywords, made from the code.
+"""Pages of settings, metrics, request fields, checkpoint fields, schema keywords and GPU results, made from the code.
 
 ``make reference`` runs it; a test holds that the committed pages are what it makes.
 """
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from docs.inside import paths
 from docs.reference.checkpoint_fields import fields_page
+from docs.reference.gpu_results import gpu_results_page
 from docs.reference.request_fields import request_fields_page
 from docs.reference.schema_keywords import schema_keywords_page
 from moesaic.settings import ServiceSettings
@@ -127,6 +128,7 @@ def main() -> None:
     (HERE / "checkpoint-fields.md").write_text(fields_page(), encoding="utf-8")
     (HERE / "request-fields.md").write_text(request_fields_page(MADE), encoding="utf-8")
     (HERE / "schema-keywords.md").write_text(schema_keywords_page(MADE), encoding="utf-8")
+    (HERE / "gpu-results.md").write_text(gpu_results_page(MADE), encoding="utf-8")
     paths.PAGE.write_text(paths.page_of(paths.read_record()), encoding="utf-8")
 
 

@@ -149,12 +149,14 @@ class PlacementInfeasible(MoesaicError):
     http_status = 503
     grpc_status = "FAILED_PRECONDITION"
 
-    def __init__(self, missing_slots: int, missing_bytes: int) -> None:
-        self.missing_slots, self.missing_bytes = missing_slots, missing_bytes
-        super().__init__(
-            f"{missing_slots} expert slots ({missing_bytes} bytes) are missing; "
-            "start more expert workers or give them more slots"
-        )
+    def __init__(
+        self,
+        missing_slots: int,
+        missing_bytes: int,
+        fix: str = "start more expert workers or give them more slots",
+    ) -> None:
+        self.missing_slots, self.missing_bytes, self.fix = missing_slots, missing_bytes, fix
+        super().__init__(f"{missing_slots} expert slots ({missing_bytes} bytes) are missing; {fix}")
 
 
 class DeadlineExceeded(MoesaicError):

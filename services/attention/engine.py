@@ -12,14 +12,17 @@ from moesaic.dispatch.tracing import StepTracer
 from moesaic.engine.engine import Engine, TellBlocks
 from moesaic.engine.sequences.blocks import blocks_for
 from moesaic.engine.sequences.requests import Event, Request, RequestKey
+from moesaic.engine.shortcuts import Shortcut
 from moesaic.engine.steps.admission import EngineLimits
 from moesaic.engine.steps.sweeps import MOST_SWEEPS
 from moesaic.engine.thread import EngineThread
-from moesaic.kernels.warm_up import WARMING
+from moesaic.kernels.warm_up import WARMING, within_memory
 from moesaic.messages.brownout import BrownoutPolicy
 from moesaic.messages.performance import LoadReport
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.configuration.division import part_of
+from moesaic.models.configuration.sizes import kv_bytes, numbers_for
+from moesaic.models.layers.kv_cache import KVCache
 from moesaic.models.layers.sweep_area import SweepArea
 from moesaic.models.layers.warm_up import warm_up as warm_up_decoder
 from moesaic.prefix.blocks import BLOCK_SIZE, BlockHasher, naming_key
@@ -75,6 +78,9 @@ async def open_engine(
         mode: computes the routed experts.
         emit: called on the main loop with the events of each step.
         tell_blocks: called there with the names of blocks that were stored, and of those evicted.
+
+    Raises:
+        InUse: KV or captured steps do not fit the memory of the device.
     """
     main_loop = asyncio.get_running_loop()
 
@@ -152,18 +158,28 @@ def _engine(worker: WorkerParts, mode: Mode, emit: Emit, tell_blocks: TellBlocks
         sweep_blocks=_sweep_blocks(settings, own),
         store_scoring_kv=settings.store_scoring_kv,
     )
-    return Engine(
-        worker.decoder,
-        mode.dispatcher,
-        limits,
-        kv_blocks_of(settings, own),
-        emit,
-        settings.recovery_s,
-        _hasher(worker),
-        tell_blocks,
-        mode.shortcut,
-        settings.step_target_s,
-    )
+    num_blocks = kv_blocks_of(settings, own)
+
+    def shortcut(cache: KVCache) -> Shortcut | None:
+        told = f"got {settings.max_num_seqs}, and captured steps of so many rows"
+        with within_memory(worker.device, "--max-num-seqs", f"{told} beside KV"):
+            return mode.shortcut(cache)
+
+    num_bytes = num_blocks * BLOCK_SIZE * kv_bytes(own, numbers_for(settings, own))
+    told = f"KV of {num_blocks} blocks ({num_bytes} bytes)"
+    with within_memory(worker.device, "--kv-blocks", told, "give fewer, or free its memory"):
+        return Engine(
+            worker.decoder,
+            mode.dispatcher,
+            limits,
+            num_blocks,
+            emit,
+            settings.recovery_s,
+            _hasher(worker),
+            tell_blocks,
+            shortcut,
+            settings.step_target_s,
+        )
 
 
 def _hasher(worker: WorkerParts) -> BlockHasher | None:

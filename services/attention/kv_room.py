@@ -1,7 +1,6 @@
 """The number of a worker's KV blocks: as many as are asked for, or as fit into memory."""
 
 import structlog
-import torch
 
 from moesaic.engine.sequences.blocks import blocks_for
 from moesaic.models.configuration.config import ModelConfig
@@ -14,8 +13,7 @@ from moesaic.models.configuration.sizes import (
 )
 from moesaic.prefix.blocks import BLOCK_SIZE
 from moesaic.services.attention.settings import AttentionSettings
-from moesaic.telemetry.memory import free_bytes
-from moesaic.transport.device_memory import device_named
+from moesaic.transport.device_memory import device_named, memory_of
 
 log = structlog.get_logger()
 
@@ -33,7 +31,7 @@ def kv_blocks_of(settings: AttentionSettings, config: ModelConfig) -> int:
     block_bytes = BLOCK_SIZE * kv_bytes(config, numbers)
     rows = settings.max_num_batched_tokens
     step = step_bytes(config, numbers, rows, min(rows, settings.max_num_seqs))
-    left = max(0, _free_bytes(device_named(settings.device)) - step)
+    left = max(0, memory_of(device_named(settings.device)).free - step)
     memory_bytes = int(settings.kv_memory_fraction * left)
     if settings.device == "cpu":
         memory_bytes //= settings.tensor_parallel
@@ -55,7 +53,3 @@ def blocks_within(memory_bytes: int, block_bytes: int, max_positions: int) -> in
     """
     most = blocks_for(usual_kv_tokens(max_positions))
     return min(max(memory_bytes // block_bytes, LEAST_BLOCKS), most)
-
-
-def _free_bytes(device: torch.device) -> int:
-    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_bytes()

@@ -12,12 +12,14 @@ from moesaic.cluster.background import background, tended
 from moesaic.cluster.lifecycle import run_service, stop_event
 from moesaic.cluster.load_view import report_load
 from moesaic.cluster.placement_view import watch_placement
+from moesaic.cluster.registry import Lease
 from moesaic.cluster.rpc.server import ServiceStatus
 from moesaic.cluster.service import Availability, Process, introduce, service
 from moesaic.dispatch.two_phase.relay import ExpertRelay
 from moesaic.engine.thread import EngineThread, engine_thread
 from moesaic.experts.costs import experts_cost, measure_experts, ridge_of
 from moesaic.experts.host import ExpertHost
+from moesaic.experts.loaded import layout_of
 from moesaic.kernels.warm_up import WARMING
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.weights.checkpoint import Checkpoint
@@ -28,9 +30,10 @@ from moesaic.native.own_thread import on_own_thread
 from moesaic.services.expert.activations import ActivationReporter
 from moesaic.services.expert.admin import ExpertAdmin
 from moesaic.services.expert.resting import resting
+from moesaic.services.expert.room import SlotRoom, slot_room_of
 from moesaic.services.expert.settings import ExpertSettings
 from moesaic.services.expert.weights import give_experts
-from moesaic.transport.device_memory import device_named
+from moesaic.transport.device_memory import device_named, memory_of
 from moesaic.transport.frame import FrameLimits
 from moesaic.transport.ucx.network import UcxNetwork
 from moesaic.transport.ucx.opening import OpenNetwork, open_network
@@ -62,7 +65,8 @@ async def serve(settings: ExpertSettings) -> None:
         )
         config = replace(config, weights_digest=await weights_digest)
         status.model_digest, status.model = config.digest, settings.name_of_model
-        host = api.host = await _open_host(settings, config, checkpoint)
+        room = _room_of(settings, config)
+        host = api.host = await _open_host(settings, config, checkpoint, room)
         host.know_costs(measured)
         network, relay = await _open_relay(process, config, host, thread)
         weights_address, api.peers = await give_experts(
@@ -73,7 +77,8 @@ async def serve(settings: ExpertSettings) -> None:
         await process.enter(background(api.until_damaged(), "checkpoint"))
         found = {
             "data_address": status.data_address,
-            "slots_per_layer": _num_slots(settings, config),
+            "slots_per_layer": room.slots_per_layer,
+            "max_expert_bytes": room.max_expert_bytes,
             "ridge_rows": ridge_of(experts_cost(measured)),
         }
         record = _record_of(settings, config, host)
@@ -87,7 +92,7 @@ async def serve(settings: ExpertSettings) -> None:
         availability = Availability(process, lease, idle=idle)
         await availability.begin(standby=settings.standby)
         log.info("worker.ready", **found, generation=process.generation)
-        housekeeping = _keep_house(host, status, thread, relay)
+        housekeeping = _keep_house(host, status, thread, relay, room, lease)
         await process.enter(background(housekeeping, "housekeeping"))
         api.reporter = ActivationReporter(
             process.bus,
@@ -113,18 +118,25 @@ async def serve(settings: ExpertSettings) -> None:
         await thread.run(_serve_out(network.network, colleagues, process.admin.grace_s))
 
 
+def _room_of(settings: ExpertSettings, config: ModelConfig) -> SlotRoom:
+    dtype, device = _numbers(settings, config)
+    as_stored = device.type != "cpu"
+    layout = layout_of(config, dtype, settings.quantization, as_stored=as_stored)
+    return slot_room_of(settings, config, layout.nbytes, memory_of(device))
+
+
 async def _open_host(
-    settings: ExpertSettings, config: ModelConfig, checkpoint: Checkpoint
+    settings: ExpertSettings, config: ModelConfig, checkpoint: Checkpoint, room: SlotRoom
 ) -> ExpertHost:
     return await on_own_thread(
         ExpertHost,
         checkpoint,
         config,
         settings.worker_id,
-        _num_slots(settings, config),
+        room.slots_per_layer,
         *_numbers(settings, config),
         settings.quantization,
-        settings.max_expert_bytes,
+        room.max_expert_bytes,
     )
 
 
@@ -169,12 +181,7 @@ def _record_of(settings: ExpertSettings, config: ModelConfig, host: ExpertHost) 
         "layers": list(config.moe_layers),
         "expert_bytes": host.files.expert_bytes,
         "united": host.files.experts.digests,
-        "max_expert_bytes": settings.max_expert_bytes,
     }
-
-
-def _num_slots(settings: ExpertSettings, config: ModelConfig) -> int:
-    return settings.slots_per_layer or config.moe.num_experts
 
 
 def _numbers(settings: ExpertSettings, config: ModelConfig) -> tuple[torch.dtype, torch.device]:
@@ -196,12 +203,18 @@ async def _serve_out(network: UcxNetwork, colleagues: list[str], grace_s: float)
 
 
 async def _keep_house(
-    host: ExpertHost, status: ServiceStatus, thread: EngineThread, relay: ExpertRelay
+    host: ExpertHost,
+    status: ServiceStatus,
+    thread: EngineThread,
+    relay: ExpertRelay,
+    room: SlotRoom,
+    lease: Lease,
 ) -> None:
-    """Retire old epochs, count answers, and show the epoch in force."""
+    """Retire old epochs, count answers, show the epoch in force, and offer no more slots than fit."""
     while True:
         # On another thread: it waits for a request that is being answered.
         await asyncio.to_thread(host.retire)
+        room = await offer_what_fits(host, room, lease)
         host.answers.count()
         # And has no colleagues to keep links to.
         rests = status.state == "standby"
@@ -211,6 +224,17 @@ async def _keep_house(
         placed = rests or host.epochs.in_force
         status.waiting_for = [] if placed else ["a placement from the scheduler"]
         await asyncio.sleep(RETIRE_EVERY_S)
+
+
+async def offer_what_fits(host: ExpertHost, room: SlotRoom, lease: Lease) -> SlotRoom:
+    """Offer the scheduler fewer slots if the first placement did not fit; later ones leave the slots in use."""
+    lowered = room.lowered(0 if host.epochs.in_force else host.loader.fitted_bytes)
+    if lowered != room:
+        slots, limit = lowered.slots_per_layer, lowered.max_expert_bytes
+        host.loader.slots_per_layer, host.loader.max_expert_bytes = slots, limit
+        log.warning("slots.lowered", slots_per_layer=slots, max_expert_bytes=limit)
+        await lease.update(slots_per_layer=slots, max_expert_bytes=limit)
+    return lowered
 
 
 def run(settings: ExpertSettings) -> None:

@@ -41,7 +41,11 @@ class ExpertSettings(ExpertHostSettings):
     }
 
     slots_per_layer: int = Field(
-        0, ge=0, le=4096, description="expert slots per layer; 0: one for each expert of the model"
+        0,
+        ge=0,
+        le=4096,
+        description="expert slots per layer; 0: one for each expert of the model, or as many as fit the "
+        "free memory of the device",
     )
     max_expert_bytes: int = Field(
         0,

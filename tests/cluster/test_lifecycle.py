@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from moesaic.cluster.lifecycle import OTHER_PLACE
+
 PRELUDE = """
 import asyncio, sys
 from moesaic.cluster.lifecycle import run_service, stop_event
@@ -112,6 +114,12 @@ def test_a_signal_while_the_service_starts_cuts_the_start_short(tmp_path):
         ("UnusableSettings('memory_bytes', 'is too low')", 2, "error: memory_bytes: is too low\n"),
         ("NotReady('redis is not there')", 3, "error: redis is not there\n"),
         ("ExceptionGroup('', [PeerLost('e', 'reset')])", 3, "error: e: reset\n"),
+        ("MemoryError()", 3, f"error: memory: none is left; {OTHER_PLACE}\n"),
+        (
+            "ExceptionGroup('', [RuntimeError('CUDA error: out of memory')])",
+            3,
+            f"error: memory: CUDA error: out of memory; {OTHER_PLACE}\n",
+        ),
         (
             "ExceptionGroup('', [PeerLost('e', 'reset'), CheckpointError('f', 'is cut')])",
             2,

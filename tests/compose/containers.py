@@ -12,15 +12,20 @@ from tests.suites import ROOT
 from tests.waiting import HANG_S, eventually
 
 
-def docker(*arguments: str, env: dict[str, str] | None = None, check: bool = True) -> str:
-    """The standard output of a docker command."""
+def docker(
+    *arguments: str,
+    env: dict[str, str] | None = None,
+    check: bool = True,
+    hang_s: float = HANG_S,
+) -> str:
+    """The standard output of a docker command, which fails as hung after ``hang_s`` seconds."""
     done = subprocess.run(
         ["docker", *arguments],
         cwd=ROOT,
         env={**os.environ, **(env or {})},
         capture_output=True,
         text=True,
-        timeout=HANG_S,
+        timeout=hang_s,
         check=False,
     )
     assert not check or done.returncode == 0, f"docker {arguments}: {done.stdout}{done.stderr}"

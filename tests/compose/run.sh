@@ -35,11 +35,17 @@ build() {
     return 1
 }
 
+# Builds the images for CPUs, and one for GPUs. Its torch is the others', because that for CUDA is gigabytes.
+build_all() {
+    build && COMPOSE_FILE=compose.yaml:compose.gpu.yaml${COMPOSE_FILE#compose.yaml} build expert
+}
+
 overlay() {
     mkdir -p "$work/redis"
-    # The interpreter of the base image may be an older 3.11 than the one here, which wants one package more.
+    # The interpreter of the base image may be an older 3.11 than the one here, which wants one package more. A torch
+    # for CUDA requires its own triton; that for CPUs gets the one of the Makefile.
     .venv/bin/pip download -q --only-binary :all: --python-version 3.11 -d "$work/wheels" -c constraints.txt \
-        '.[gateway,scheduler,attention,structured]' hatchling 'async-timeout>=4.0.3' 2>"$work/pip.log" ||
+        '.[gateway,scheduler,attention,structured]' "$(sed -n 's/^TRITON := //p' Makefile)" hatchling 'async-timeout>=4.0.3' 2>"$work/pip.log" ||
         { cat "$work/pip.log" >&2; return 1; }
     printf '[global]\nno-index = true\n' >"$work/pip.conf"
     printf '%s\n' 'FROM python:3.11-slim-bookworm' \
@@ -57,11 +63,11 @@ overlay() {
     } >"$work/overlay.yaml"
 }
 
-export MOESAIC_TAG=test COMPOSE_FILE=compose.yaml
+export MOESAIC_TAG=test COMPOSE_FILE=compose.yaml MOESAIC_TORCH_INDEX=${MOESAIC_TORCH_INDEX-https://download.pytorch.org/whl/cpu}
 if docker compose version >/dev/null 2>&1 && docker info >/dev/null 2>&1; then
     echo "engine: the one that answers here"
     mkdir -p "$work"
-    build
+    build_all
 elif [ -e "$script" ]; then
     engine probe
     engine install
@@ -72,7 +78,7 @@ elif [ -e "$script" ]; then
     overlay
     COMPOSE_FILE=compose.yaml:$work/overlay.yaml
     build redis || skip "Debian's package redis-server cannot be installed in an image here (see above)"
-    build
+    build_all
     engine start run
     within=(bash "$script" in)
 else

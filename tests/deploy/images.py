@@ -25,7 +25,7 @@ DISPENSABLE = {
 # The same of one image: what can be imported there, but is called by others alone.
 UNUSED = {"edge-agent": {"scipy"}}  # policies are the scheduler's
 _STAGE = re.compile(r"^FROM (\S+) AS (\S+)$", re.MULTILINE)
-_INSTALLED = re.compile(r"pip install .*?\.(?:\[([a-z,]+))?(?:\$\{EXTRAS[^}]*\})?\]?['\" ]")
+_INSTALLED = re.compile(r"pip install .*?\.(?:\[([a-z,]+))?\]?['\" ]")
 _COPIED = re.compile(r"^COPY services/(\w+) ", re.MULTILINE)
 _STARTED = re.compile(r'"-m", "([\w.]+)"')
 

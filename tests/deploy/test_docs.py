@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from docs.reference import checkpoint_fields, generate
+from docs.reference.gpu_results import gpu_results_page
 from docs.reference.schema_keywords import schema_keywords_page
 from moesaic.services.gateway.app import body_types
 from moesaic.services.gateway.fields.known import REFUSED
@@ -69,3 +70,8 @@ def test_the_page_lists_every_checkpoint_field() -> None:
 def test_the_page_lists_every_schema_keyword() -> None:
     page = (generate.HERE / "schema-keywords.md").read_text(encoding="utf-8")
     assert page == schema_keywords_page(generate.MADE)
+
+
+def test_the_page_names_the_kernels_that_have_changed_since_they_were_measured() -> None:
+    page = (generate.HERE / "gpu-results.md").read_text(encoding="utf-8")
+    assert page == gpu_results_page(generate.MADE)

@@ -14,7 +14,14 @@ import yaml
 
 from moesaic.services.scheduler.scaling.actuators.kubernetes import DEPLOYMENTS
 from moesaic.usage.names import settings
-from tests.deploy.test_files import SETTINGS, given_as_secrets, read, services, variable
+from tests.deploy.test_files import (
+    SETTINGS,
+    given_as_secrets,
+    instructions,
+    read,
+    services,
+    variable,
+)
 from tests.suites import ROOT
 
 DEPLOY = ROOT / "deploy"
@@ -67,7 +74,8 @@ def seen_secrets(name: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_manifest_has_the_schema_of_kubernetes(version: str) -> None:
-    for found in manifests():
+    claims = yaml.safe_load_all((DEPLOY / "kubernetes/gpu/kernels.yaml").read_text())
+    for found in (*manifests(), *claims):
         kubernetes_validate.validate(found, version, strict=True)
 
 
@@ -199,6 +207,15 @@ def test_probes_ask_what_stays_true_for_liveness_and_what_is_so_now_for_readines
         assert found["readinessProbe"]["grpc"] == {"port": 7000}
 
 
+@pytest.mark.parametrize("name", ["gateway", *WORKERS])
+def test_a_deployment_waits_as_long_for_the_first_load_as_a_container(name: str) -> None:
+    (check,) = instructions("base", "HEALTHCHECK")
+
+    deadline_s = manifest("Deployment", name)["spec"]["progressDeadlineSeconds"]
+
+    assert f"--start-period={deadline_s // 60}m " in check
+
+
 @pytest.mark.parametrize("name", WORKERS)
 def test_a_worker_has_shared_memory_and_the_model_to_read(name: str) -> None:
     mounts = {mount["mountPath"]: mount for mount in container(name)["volumeMounts"]}
@@ -253,6 +270,10 @@ def test_a_kustomization_of_one_s_own_changes_what_the_page_says(built: list[Man
     assert {m["metadata"].get("namespace", "llm") for m in built} == {"llm"}
     assert settings["MOESAIC_SLOTS_PER_LAYER"] == "16"
     assert settings["MOESAIC_SCALING_ACTUATOR"] == "kubernetes"
+    claims = {
+        m["metadata"]["name"]: m["spec"] for m in built if m["kind"] == "PersistentVolumeClaim"
+    }
+    assert all(claim["storageClassName"] == "shared-files" for claim in claims.values())
     for name in WORKERS:
         spec = by_name["Deployment", name]["spec"]
         (worker,) = spec["template"]["spec"]["containers"]
@@ -261,3 +282,10 @@ def test_a_kustomization_of_one_s_own_changes_what_the_page_says(built: list[Man
         assert worker["image"].startswith("registry.example.com/moesaic-")
         (memory,) = [v for v in spec["template"]["spec"]["volumes"] if v["name"] == "shm"]
         assert memory["emptyDir"]["sizeLimit"] == "8Gi"
+        # The directory that compose mounts a volume of this role at, too.
+        (cache,) = services("compose.gpu.yaml")[name]["volumes"]
+        volume, _, directory = cache.partition(":")
+        (mount,) = [m for m in worker["volumeMounts"] if m["mountPath"] == directory]
+        (kernels,) = [v for v in spec["template"]["spec"]["volumes"] if v["name"] == mount["name"]]
+        assert kernels["persistentVolumeClaim"] == {"claimName": volume}
+        assert volume in claims

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -268,3 +269,48 @@ async def test_damage_ends_a_worker_unless_its_cluster_serves_already(
         await asyncio.sleep(0)
         assert not ending.done()
         ending.cancel()
+
+
+async def test_memory_that_runs_out_is_told_with_its_bytes_and_the_old_placement_stays(
+    tiny_model: Any,
+) -> None:
+    service, request = slow_service(tiny_model)
+    host = service.host
+    assert host is not None
+    pack, size = host.files.pack, host.files.expert_bytes
+    first, second = pb.PreparePlacementRequest(), pb.PreparePlacementRequest()
+    for epoch, wanted in ((1, first), (2, second)):
+        wanted.placement.CopyFrom(request.placement)
+        wanted.placement.epoch = epoch
+    for layer in first.placement.layers:
+        del layer.workers[0].expert_ids[2:]
+    context = ToldContext()
+    await service.PreparePlacement(first, context)  # type: ignore[arg-type]
+    await service.CommitPlacement(pb.CommitPlacementRequest(epoch=1), context)  # type: ignore[arg-type]
+
+    def full(layer: int, *rest: Any) -> None:
+        if layer == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 MiB.")
+        pack(layer, *rest)
+
+    host.files.pack = full  # type: ignore[method-assign]
+    await service.PreparePlacement(second, context)  # type: ignore[arg-type]
+
+    assert context.told == [grpc.StatusCode.FAILED_PRECONDITION]
+    assert f"6 expert slots ({6 * size} bytes) are missing; cpu had memory for" in context.texts[0]
+    assert "lower --slots-per-layer" in context.texts[0]
+    assert (host.epochs.in_force, host.epochs.answers(2)) == (1, False)
+    assert host.epochs.resident_bytes == 2 * 3 * size
+
+
+class ToldContext(Context):
+    """Takes note of the statuses that calls end with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[grpc.StatusCode] = []
+        self.texts: list[str] = []
+
+    async def abort(self, code: grpc.StatusCode, text: str, *_: Any) -> None:
+        self.told.append(code)
+        self.texts.append(text)

@@ -6,7 +6,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -24,6 +23,18 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     if request.param == "cpu" and not interpreted:
         pytest.skip("kernels are compiled for the CUDA device here, not interpreted")
     return torch.device(request.param)
+
+
+@pytest.fixture
+def gpu(device: torch.device) -> Iterator[torch.device]:
+    """Give a GPU: a fake one where kernels are interpreted."""
+    if device.type == "cuda":
+        yield device
+        return
+    from tests.fake_device.cuda import fake_device
+
+    with fake_device():
+        yield torch.device("cuda", 0)
 
 
 @pytest.fixture(scope="session")
@@ -66,37 +77,12 @@ def _gpu_where_it_is_needed(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _bfloat16_as_on_a_gpu() -> None:
-    """Give the interpreter the bfloat16 of a GPU.
-
-    It keeps bfloat16 as bit patterns, which it multiplies as integers in ``tl.dot``, and it cuts
-    float32 off where a GPU rounds to the nearest.
-    """
+    """Give the interpreter the bfloat16 of a GPU."""
     if os.environ.get("TRITON_INTERPRET") != "1" or find_spec("triton") is None:
         return
-    import triton.language as tl
-    from triton.runtime import interpreter
+    from tests.kernels.interpreted_bfloat16 import compute_bfloat16_as_a_gpu
 
-    builder = interpreter.InterpreterBuilder
-    handle = interpreter.TensorHandle
-    dot, cast = builder.create_dot, builder.cast_impl
-
-    def widened(x: Any) -> Any:
-        if x.dtype.scalar != tl.bfloat16:
-            return x
-        return handle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
-
-    def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
-        return dot(self, widened(a), widened(b), *rest)
-
-    def cast_impl(self: Any, source: Any, target: Any) -> Any:
-        if (source.dtype.scalar, target.scalar) != (tl.float32, tl.bfloat16):
-            return cast(self, source, target)
-        rounded = torch.from_numpy(np.array(source.data, np.float32)).bfloat16()
-        return handle(rounded.view(torch.int16).numpy().view(np.uint16), tl.bfloat16)
-
-    for name in [name for name in vars(builder) if vars(builder)[name] is dot]:
-        setattr(builder, name, create_dot)
-    builder.cast_impl = cast_impl
+    compute_bfloat16_as_a_gpu()
 
 
 @pytest.fixture

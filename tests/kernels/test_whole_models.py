@@ -15,7 +15,6 @@ from moesaic.models.layers.decode_graphs import DecodeGraphs, at_once
 from moesaic.models.layers.static_decode import DecodeShapes, StaticDecode, StepTensors
 from moesaic.models.layers.step_batch import StepBatch
 from moesaic.models.weights.checkpoint import Checkpoint
-from tests.kernels.ways_of_a_gpu import take_the_ways_of_a_gpu
 
 pytestmark = pytest.mark.suite  # whole models in the interpreter: a minute of one core
 
@@ -64,14 +63,12 @@ def test_a_family_without_compiled_kernels_equals_one_with_them(
 
 @pytest.mark.parametrize("case", BASES, ids=str)
 def test_a_family_computed_by_kernels_equals_torch(
-    case: ParityCase, device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: ParityCase, gpu: torch.device, tmp_path: Path
 ) -> None:
     build_reference(case, tmp_path)
     expected = steps(Served(tmp_path))
-    if device.type == "cpu":
-        take_the_ways_of_a_gpu(monkeypatch)
 
-    got = steps(served_on(tmp_path, torch.float32, device))
+    got = steps(served_on(tmp_path, torch.float32, gpu))
 
     torch.testing.assert_close(got, expected, atol=2e-4, rtol=0)
 
@@ -100,12 +97,10 @@ def decode_batch(rows: list[tuple[int, int, list[int]]]) -> StepBatch:
 
 @pytest.mark.parametrize("case", BASES[::3], ids=str)
 def test_a_step_of_fixed_shape_equals_a_free_one(
-    case: ParityCase, device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: ParityCase, gpu: torch.device, tmp_path: Path
 ) -> None:
-    if device.type == "cpu":
-        take_the_ways_of_a_gpu(monkeypatch)
     build_reference(case, tmp_path)
-    served = served_on(tmp_path, torch.float32, device)
+    served = served_on(tmp_path, torch.float32, gpu)
     a, b = prompt_of(25, seed=1), prompt_of(12, seed=2)
     tables = [9, 8, 7, 6, 5], [2, 0]
     served.forward([(a[:24], 0, tables[0]), (b[:11], 0, tables[1])])

@@ -15,6 +15,7 @@ from moesaic.errors import (
     ExpertUnavailable,
     InvalidInput,
     MoesaicError,
+    Overloaded,
     PeerLost,
     StaleEpoch,
 )
@@ -119,6 +120,23 @@ class NetworkContract:
         assert isinstance(outcome, MoesaicError)
         assert outcome.code == "internal_error"
         assert "secret" not in str(outcome)
+
+    async def test_memory_that_ran_out_is_told_as_what_may_be_tried_again(
+        self, cluster: Any, ask: Ask
+    ) -> None:
+        async def answer(request: Frame) -> Frame:
+            raise RuntimeError(
+                "DefaultCPUAllocator: can't allocate memory: you tried to allocate 7 bytes"
+            )
+
+        near, link = await linked(cluster, answer)
+
+        (outcome,) = await near.exchange([(link, ask())], HANG_S)
+
+        assert isinstance(outcome, Overloaded)
+        assert "(7 bytes were refused)" in str(outcome)
+        assert "--slots-per-layer" in str(outcome)
+        assert link.alive
 
     async def test_one_late_peer_does_not_cost_the_others_their_answers(
         self, cluster: Any, echo: Handler, ask: Ask, deadlines: Deadlines

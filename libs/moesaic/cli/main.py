@@ -11,6 +11,7 @@ from moesaic.cli.commands import (
     bench,
     brownout,
     classify,
+    deploy,
     doctor,
     experts,
     generate,
@@ -49,6 +50,7 @@ app.command()(generate.generate)
 app.command()(run_batch.run_batch)
 app.command()(doctor.doctor)
 app.command()(bench.bench)
+app.add_typer(deploy.app, name="deploy")
 app.add_typer(api_key.app, name="api-key")
 app.add_typer(trace.app, name="trace")
 app.add_typer(placement.app, name="placement")

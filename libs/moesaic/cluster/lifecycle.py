@@ -12,11 +12,13 @@ from typing import Any, Literal, NoReturn
 
 import structlog
 
-from moesaic.errors import CheckpointError, InvalidInput, MoesaicError
+from moesaic.errors import CheckpointError, InUse, InvalidInput, MoesaicError
 from moesaic.open_files import raise_file_limit
+from moesaic.telemetry.shortage import first_line, ran_out_of_memory
 
 log = structlog.get_logger()
 
+OTHER_PLACE = "free memory of its device or machine, or see 'moesaic plan' for what it needs"
 EXIT_ERROR = 1
 EXIT_USAGE = 2  # no restart can help
 EXIT_UNHEALTHY = 3  # something this process needs cannot be reached
@@ -101,7 +103,7 @@ def exit_with(error: Exception) -> NoReturn:
     | 2 | a setting or a file of the model has to be corrected: a restart cannot help |
     | 3 | a resource that this process needs is unavailable: a restart may help |
     """
-    causes = list(_leaves(error))
+    causes = [_told(leaf) for leaf in _leaves(error)]
     ours = [cause for cause in causes if isinstance(cause, MoesaicError)]
     if len(ours) < len(causes):
         traceback.print_exception(error)
@@ -111,6 +113,13 @@ def exit_with(error: Exception) -> NoReturn:
     if _lasts(cause):
         _exit_at_once(EXIT_USAGE)
     _exit_at_once(EXIT_UNHEALTHY if cause.retryable else EXIT_ERROR)
+
+
+def _told(cause: BaseException) -> BaseException:
+    """Return the error to show; memory that ran out is no bug."""
+    if not ran_out_of_memory(cause):
+        return cause
+    return InUse("memory", f"{first_line(cause) or 'none is left'}; {OTHER_PLACE}")
 
 
 def _exit_at_once(status: int) -> NoReturn:

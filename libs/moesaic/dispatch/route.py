@@ -13,6 +13,12 @@ from moesaic.messages.scheduling import ExpertScheduling
 from moesaic.messages.substitution import Substitution
 from moesaic.transport.contract import Link
 
+# Up to so many bytes of rows, frames in shared memory are faster than messages between devices
+# (benchmarks/results/gpu/2026-11-26-nvidia-h100-80gb-hbm3-serving.json; rows of 1 KiB, one GPU for both sides):
+#   rows of a step            1        8       32      prompts
+#   tokens/s, host         47.4    342.5     1102       27,260
+#   tokens/s, device       33.2    267.0     1085       43,765
+BY_HOST_BYTES = 32 << 10
 CARRYING = ("aebs", "aebs-memory-bound")  # policies that count the work of earlier batches
 
 
@@ -47,9 +53,15 @@ class Route:
         """True while all its links carry."""
         return all(link.alive for link in self.links.values())
 
-    def takes_from(self, device: torch.device, layer: int) -> bool:
-        """True if rows and sums of a layer can travel from and to the memory of ``device``, at all its workers."""
-        return all(self._devices.get(idx) == device.type for idx in self.targets[layer])
+    def takes_from(self, device: torch.device, layer: int, nbytes: int) -> bool:
+        """True if rows and sums of a layer travel best from and to the memory of ``device``.
+
+        All its workers must be able to, and ``nbytes`` of rows too many for the channels of the host.
+        """
+        targets = self.targets[layer]
+        if nbytes <= BY_HOST_BYTES and all(self.links[idx].channel for idx in targets):
+            return False
+        return all(self._devices.get(idx) == device.type for idx in targets)
 
     @cached_property
     def _devices(self) -> dict[int, str]:

@@ -13,6 +13,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from traceback import clear_frames
 
 import structlog
 from msgspec.structs import replace
@@ -43,10 +44,12 @@ from moesaic.models.configuration.flops import flops_of
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.layers.kv_cache import KVCache
 from moesaic.prefix.blocks import BLOCK_SIZE, BlockHasher
+from moesaic.telemetry.shortage import ran_out_of_memory, short_of_memory
 
 log = structlog.get_logger()
 
 DISPLACED = Overloaded("the queue is full, and others that had less went before")
+SMALLER_STEPS = "lower --max-num-batched-tokens, --max-num-seqs or --kv-blocks"
 LOST = ExpertUnavailable(-1, cause="united experts stand in, and the request may not be degraded")
 
 TellBlocks = Callable[[list[bytes], list[bytes]], None]  # names stored, names evicted
@@ -247,9 +250,16 @@ class Engine:
             await self._stall(error)
             return
         log.exception("step.failed", rows=planned.num_rows)
+        failure: MoesaicError = MoesaicError("the step failed; see the worker's log")
+        if ran_out_of_memory(error):
+            # Its tensors are free for the next step, which has fewer rows of prompts.
+            clear_frames(error.__traceback__)
+            if isinstance(planned, PlannedStep):
+                self.batcher.failed(planned)
+            failure = short_of_memory(error, f"a step of {planned.num_rows} rows", SMALLER_STEPS)
         # Of sequences that had moved on already.
         self._tell(events)
-        self._fail(planned.sequences, MoesaicError("the step failed; see the worker's log"))
+        self._fail(planned.sequences, failure)
 
     def _tell(self, events: Sequence[Event]) -> None:
         """Tell events, and before them the changes of the prefix cache."""

@@ -235,7 +235,7 @@ class LayerAnswers:
             )
         rows = request.tensors[0]
         check_rows(rows, self._config.hidden_size)
-        return from_wire(rows).to(self._device, self._dtype)
+        return to_device(from_wire(rows), self._device).to(self._dtype)
 
     def _routing(
         self, request: Frame, hidden: Tensor, placement: Placement

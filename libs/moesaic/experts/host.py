@@ -51,7 +51,7 @@ class ExpertHost:
         With ``max_expert_bytes``, a placement is refused that would need more memory for experts,
         those of the placement before it included. ``retire_after_s``: see ``Epochs``.
         """
-        self.slots_per_layer, self._reported_s = slots_per_layer, time.monotonic()
+        self._reported_s = time.monotonic()
         self.files = ExpertFiles(checkpoint, config, dtype, device, quantization)
         self.epochs = Epochs(worker_id, retire_after_s)
         self.activations = ActivationMeter(config.moe.num_experts)
@@ -71,6 +71,11 @@ class ExpertHost:
             max_expert_bytes,
             self._kept,
         )
+
+    @property
+    def slots_per_layer(self) -> int:
+        """Most slots of a layer that a placement may use here."""
+        return self.loader.slots_per_layer
 
     def answer_without_python(self, limits: FrameLimits) -> AnswersWithoutPython:
         """Register answers from now on, for channels of frames within ``limits``."""

@@ -168,10 +168,8 @@ def compute_on_gpu(
 
     if all(mlp is None for mlp in slots.mlps):
         return hidden_states.new_zeros(hidden_states.shape, dtype=torch.float32)
-    # Weights that another process chose arrive on the host.
-    device = hidden_states.device
     return grouped_experts_triton.grouped_experts(
-        hidden_states, topk_weights.to(device), slot_ids.long(), slots.on_gpu
+        hidden_states, topk_weights, slot_ids.long(), slots.on_gpu
     )
 
 

@@ -12,6 +12,7 @@ from itertools import takewhile
 import torch
 
 from moesaic.errors import InUse
+from moesaic.telemetry.shortage import first_line, ran_out_of_memory
 
 WARMING = "warming kernels"  # what a worker waits for meanwhile, for people
 
@@ -29,15 +30,31 @@ def warming(device: torch.device, setting: str, complaint: str) -> Iterator[None
     Raises:
         InUse: the device has too little memory, as ``complaint`` says; ``setting`` is to be lowered.
     """
+    with within_memory(device, setting, complaint), torch.inference_mode():
+        yield
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+
+@contextmanager
+def within_memory(
+    device: torch.device, setting: str, complaint: str, fix: str = "lower it"
+) -> Iterator[None]:
+    """Name the setting to change if the block runs out of memory.
+
+    Args:
+        device: device of the memory.
+        setting: flag that decides how much the block takes.
+        complaint: what the block takes, in words.
+        fix: change of the setting.
+
+    Raises:
+        InUse: the device has too little memory.
+    """
     try:
-        with torch.inference_mode():
-            yield
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-    except torch.OutOfMemoryError as error:
-        fix = f"{complaint} does not fit the memory of {device}: lower it"
-        raise InUse(setting, f"{fix} ({_first_line(error)})") from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
+        yield
+    except (RuntimeError, MemoryError, OSError) as error:
+        if not ran_out_of_memory(error):
+            raise
+        told = f"{complaint} does not fit the memory of {device}: {fix}"
+        raise InUse(setting, f"{told} ({first_line(error)})") from error

@@ -2,7 +2,8 @@
 
 The two sides of it, of which one is a wait for the device:
 
-* Before the transport may read a tensor, its kernels must have finished: ``settle`` waits for them.
+* Before the transport may read a tensor, its kernels must have finished: ``settle`` waits for all that
+  this thread has started, ``mark`` for those before a moment.
 * Before the transport may write into memory, kernels must be done with what was there before. Memory
   for what arrives is therefore taken for a stream on which nothing ever runs. The allocator gives to
   it only memory whose last users have finished, as ``hand_over`` has noted them; nobody waits.
@@ -10,10 +11,13 @@ The two sides of it, of which one is a wait for the device:
 On a CPU the same calls are made and none of them does anything but take memory.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from moesaic.telemetry.memory import free_bytes
 
 
 def device_named(name: str) -> torch.device:
@@ -24,6 +28,33 @@ def device_named(name: str) -> torch.device:
     """
     device = torch.device(name)
     return torch.device("cuda", 0) if device.type == "cuda" and device.index is None else device
+
+
+class MemoryOf(NamedTuple):
+    """Bytes of a device, of which this process may still take ``free``; 0 if unknown."""
+
+    free: int
+    total: int
+
+
+def memory_of(device: torch.device) -> MemoryOf:
+    """Count the memory of a device.
+
+    Of a GPU, memory that torch holds in reserve is free for this process. Of a CPU, the total is what is
+    free, within the limits of control groups.
+    """
+    if device.type != "cuda":
+        free = free_bytes()
+        return MemoryOf(free, free)
+    reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free, total = torch.cuda.mem_get_info(device)
+    return MemoryOf(free + reserved, total)
+
+
+def give_back_unused(device: torch.device) -> None:
+    """Give memory that torch holds in reserve back to a GPU, for other processes on it."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 class DeviceMemory:
@@ -64,6 +95,19 @@ def settle(device: torch.device) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
+def mark(device: torch.device) -> Callable[[], None]:
+    """Mark the kernels that this thread has started so far.
+
+    Returns:
+        A wait for them, and for none that is started later; on a CPU it does nothing.
+    """
+    if device.type != "cuda":
+        return _nothing
+    written = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no type for it
+    written.record(torch.cuda.current_stream(device))
+    return written.synchronize
+
+
 def begin_to_host(tensor: Tensor) -> Tensor:
     """Start to copy a tensor to the host.
 
@@ -77,7 +121,11 @@ def begin_to_host(tensor: Tensor) -> Tensor:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor of the host to ``device`` without waiting; on a CPU the tensor itself."""
-    if device.type != "cuda":
+    """Copy a tensor to ``device``, from the host without waiting; the tensor itself if it is there."""
+    if device.type != "cuda" or tensor.is_cuda:
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def _nothing() -> None:
+    """Wait for nothing."""

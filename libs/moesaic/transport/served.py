@@ -7,6 +7,7 @@ from functools import partial
 import structlog
 
 from moesaic.errors import FrameError, MoesaicError, Overloaded
+from moesaic.telemetry.shortage import ran_out_of_memory, short_of_memory
 from moesaic.transport.contract import Handler
 from moesaic.transport.device_memory import settle
 from moesaic.transport.failure import failure_frame
@@ -16,6 +17,7 @@ from moesaic.transport.wire import Wire, receive_frame, send_frame
 log = structlog.get_logger()
 
 MAX_CONCURRENT = 256  # requests of one peer that are being served
+FEWER_EXPERTS = "lower --slots-per-layer of this worker"
 
 
 class ServedLink:
@@ -127,6 +129,10 @@ class ServedLink:
                 epoch=request.epoch,
                 exc_info=error,
             )
-            error = MoesaicError("the worker failed; see its log")
+            error = (
+                short_of_memory(error, f"layer {request.layer} of a step", FEWER_EXPERTS)
+                if ran_out_of_memory(error)
+                else MoesaicError("the worker failed; see its log")
+            )
         if self._alive and request.kind is FrameKind.REQUEST:
             self._wire.send(failure_frame(request, error).encode())

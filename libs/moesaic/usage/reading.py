@@ -68,7 +68,7 @@ def read_settings(cls: type[AnySettings], arguments: Sequence[str]) -> AnySettin
     except WrongFlag as error:
         raise BadSettings([f"{error} ('{_program()} --help' lists them)"]) from error
     except ValidationError as error:
-        raise BadSettings([_problem(problem) for problem in error.errors()]) from error
+        raise BadSettings(problems_of(error)) from error
     except SettingsError as error:
         why = f": {error.__cause__}" if error.__cause__ else ""
         raise BadSettings([f"settings: {error}{why}"]) from error
@@ -107,6 +107,11 @@ def secrets_directory() -> Path | None:
     if given:
         raise SettingsError(f"{ENV_PREFIX}SECRETS_DIR must name a directory, got {given!r}")
     return None
+
+
+def problems_of(error: ValidationError) -> list[str]:
+    """Write one line for each setting that a settings model refuses."""
+    return [_problem(problem) for problem in error.errors()]
 
 
 def _problem(problem: Any) -> str:

@@ -10,7 +10,7 @@ from moesaic.models.layers.decode_segments import DecodeSegments
 from moesaic.models.layers.kv_cache import KVCache
 from moesaic.models.layers.static_decode import longest_context
 from moesaic.services.attention.modes.contract import Mode, OpenMode, WorkerParts
-from moesaic.services.attention.modes.expert_workers import link_expert_workers
+from moesaic.services.attention.modes.expert_workers import experts_placed, link_expert_workers
 from moesaic.services.attention.modes.two_phase import join_node
 from moesaic.services.attention.settings import AttentionSettings
 
@@ -24,6 +24,7 @@ async def open_routed(worker: WorkerParts) -> Mode:
     """Link the expert workers, and this node's other attention workers where rows travel together."""
     network, dispatcher = await link_expert_workers(worker)
     address = await join_node(worker, network, dispatcher)
+    await experts_placed(worker)
     return Mode(
         dispatcher,
         address,

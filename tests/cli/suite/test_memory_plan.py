@@ -27,6 +27,7 @@ from moesaic.cli.suite.processes import services_of
 from moesaic.cli.suite.service_settings import check_settings, given_settings
 from moesaic.cli.terminal.outcome import CommandError
 from moesaic.models.configuration.config import ModelConfig, load_config
+from moesaic.models.configuration.sizes import LEAST_KV_TOKENS
 from moesaic.prefix.blocks import BLOCK_SIZE
 
 GIB = 1 << 30
@@ -192,16 +193,18 @@ def test_a_gpu_holds_weights_and_the_machine_the_process(model: Path) -> None:
     st.lists(st.integers(1, 400), min_size=1, max_size=4),
 )
 def test_processes_are_shared_out_to_where_most_is_left(sizes: list[int], room: list[int]) -> None:
-    names = {f"w{i}": size for i, size in enumerate(sizes)}
+    names = {f"w{i}": [size] for i, size in enumerate(sizes)}
     devices = {f"cuda:{i}": free for i, free in enumerate(room)}
     found = shared_out(names, devices)
 
     assert list(found) == list(names)
-    left = {d: free - sum(names[n] for n in names if found[n] == d) for d, free in devices.items()}
+    left = {
+        d: free - sum(names[n][0] for n in names if found[n] == d) for d, free in devices.items()
+    }
     used = [d for d in devices if d in found.values()]
     # To move its smallest process elsewhere would leave no device fuller than the fullest is now.
     for device in used:
-        smallest = min(names[n] for n in names if found[n] == device)
+        smallest = min(names[n][0] for n in names if found[n] == device)
         assert all(left[other] <= left[device] + smallest for other in devices)
 
 
@@ -270,3 +273,55 @@ def test_a_limit_of_the_user_stays(model: Path) -> None:
     assert experts_environment(plan(options), settings) == {}
     alone = options_of(model)
     assert experts_environment(plan(alone), parts_of(alone)[2]) == {}
+
+
+def test_ranks_take_gpus_side_by_side_each_with_its_part(model: Path) -> None:
+    flags = ("--tensor-parallel=2", "--device=cuda:1")
+    room = {MACHINE: 8 * GIB, **dict.fromkeys(("cuda:0", "cuda:1", "cuda:2"), 24 * GIB)}
+    alone = plan(options_of(model, "--device=cuda:1"), room)
+    found = plan(options_of(model, *flags), room)
+    [whole] = [p for p in alone.processes if p.role == "attention"]
+    first, second = (p for p in found.processes if p.role == "attention")
+
+    assert (first.name, first.place) == ("attention-0", "cuda:1")
+    assert (second.name, second.place) == ("attention-0.1", "cuda:2")
+    assert found.needed["cuda:0"] == 0
+    for part in ("attention", "head", "kv"):
+        assert first.parts[part] == second.parts[part] == whole.parts[part] // 2 > 0
+    assert first.parts["experts"] == whole.parts["experts"] > second.parts["experts"] == 0
+    assert found.kv_tokens == alone.kv_tokens
+
+
+def test_the_fullest_of_the_gpus_of_ranks_bounds_kv(model: Path) -> None:
+    flags = ("--tensor-parallel=2", "--device=cuda:0")
+    roomy = {MACHINE: 8 * GIB, "cuda:0": 24 * GIB, "cuda:1": 24 * GIB}
+    found = plan(options_of(model, *flags), roomy)
+    [second] = [p for p in found.processes if p.place == "cuda:1"]
+
+    with_half = second.total - second.parts["kv"] // 2
+    tight = plan(options_of(model, *flags), {**roomy, "cuda:1": with_half * 10 // 9})
+    assert LEAST_KV_TOKENS < tight.kv_tokens < 8 * 4096
+    assert tight.fits
+
+
+@pytest.mark.parametrize(
+    ("ranks", "first"), [({"a": 2, "b": 2}, {"cuda:0", "cuda:2"}), ({"a": 4}, {"cuda:0"})]
+)
+def test_ranks_of_one_worker_do_not_take_the_gpus_of_another(
+    ranks: dict[str, int], first: set[str]
+) -> None:
+    room = {f"cuda:{index}": 100 for index in range(4)}
+    found = shared_out({name: [50] * count for name, count in ranks.items()}, room)
+    assert set(found.values()) == first
+
+
+def test_more_ranks_than_gpus_side_by_side_are_refused() -> None:
+    with pytest.raises(CommandError, match=r"--tensor-parallel 2: a needs 2 GPUs side by side"):
+        shared_out({"a": [5, 5]}, {"cuda:0": 9, "cuda:2": 9})
+
+
+def test_a_model_that_ranks_cannot_divide_is_refused_by_the_plan(model: Path) -> None:
+    options = options_of(model, "--tensor-parallel=7", "--device=cuda:0")
+    room = {f"cuda:{index}": GIB for index in range(7)}
+    with pytest.raises(CommandError, match=r"--tensor-parallel 7: .*attention heads"):
+        plan(options, {MACHINE: GIB, **room})

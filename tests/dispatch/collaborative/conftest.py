@@ -44,17 +44,26 @@ class Site:
 class Sites:
     """Sites of one model, and the local dispatcher as the reference."""
 
-    def __init__(self, model: Any, count: int, *, files: bool, deterministic: bool) -> None:
+    def __init__(
+        self,
+        model: Any,
+        count: int,
+        *,
+        files: bool,
+        deterministic: bool,
+        where: torch.device = CPU,
+    ) -> None:
+        self.where = where
         self.config, self.checkpoint = load_config(model.directory), Checkpoint(model.directory)
         self.hub, self.limits = Hub(), FrameLimits.of_hidden_size(self.config.hidden_size)
         self.sites = [self._site(n, files, deterministic) for n in range(count)]
-        self.local = LocalDispatcher(self.checkpoint, self.config, FP32, CPU)
+        self.local = LocalDispatcher(self.checkpoint, self.config, FP32, self.where)
         self.addresses: list[str] = []
 
     def _site(self, n: int, with_files: bool, deterministic: bool) -> Site:
         config, name = self.config, f"agent-{n}"
         num_experts = config.moe.num_experts
-        host = ExpertHost(self.checkpoint, config, name, num_experts, FP32, CPU)
+        host = ExpertHost(self.checkpoint, config, name, num_experts, FP32, self.where)
         served, dialling = (
             InProcessNetwork(name, b"secret", self.limits, self.hub) for _ in range(2)
         )
@@ -63,7 +72,7 @@ class Sites:
         if with_files:
             bring = host.files.bring(LoadPace())
             files = FileCache(bring, config.moe_layers, num_experts, 4)
-        gates = load_gates(self.checkpoint, config, FP32, CPU)
+        gates = load_gates(self.checkpoint, config, FP32, self.where)
         substitution_of = LogicalExperts(self.checkpoint, config).layer_substitution
         parts = SiteParts(host.epochs, gates, peers, files, substitution_of, meter)
         dispatcher = CollaborativeDispatcher(parts, config, FP32, deterministic=deterministic)
@@ -110,10 +119,15 @@ def sites() -> Any:
 
     @asynccontextmanager
     async def opened(
-        model: Any, count: int, *, files: bool = False, deterministic: bool = False
+        model: Any,
+        count: int,
+        *,
+        files: bool = False,
+        deterministic: bool = False,
+        where: torch.device = CPU,
     ) -> AsyncIterator[Sites]:
         with torch.inference_mode():
-            s = Sites(model, count, files=files, deterministic=deterministic)
+            s = Sites(model, count, files=files, deterministic=deterministic, where=where)
             for site in s.sites:
                 s.addresses.append(await site.served.listen("memory", 0, site.host.answers.answer))
             try:

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from moesaic.dispatch import route
+from moesaic.dispatch.routed import asking
 from moesaic.dispatch.routed.notes import DIVERGENCES
 from moesaic.experts import answering
 from moesaic.experts.frames import layer_request
@@ -124,6 +126,23 @@ async def test_sums_have_the_bits_of_whole_frames(
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("dtype", [FP32, torch.bfloat16])
+async def test_few_rows_go_by_rings_and_many_as_parcels_over_the_same_links(
+    cluster: Any, tiny_model: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tiny_model, 2, dtype=dtype) as c:
+        expected = await sums(c, HALVES, dtype)
+    monkeypatch.setattr(route, "BY_HOST_BYTES", 32 * 4)  # of one row
+
+    async with open_cluster(tiny_model, 2, of=cluster_of("auto"), dtype=dtype) as c:
+        found = await sums(c, HALVES, dtype)
+        links = c.routed.route_of(1).links.values()
+
+    assert all(link.channel is not None and link.memory is not None for link in links)
+    assert Counter(c.seen) == {(0, 0): 2 * NUM_LAYERS, (1, 1): 2 * NUM_LAYERS}
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
 async def test_one_worker_without_parcels_is_sent_whole_frames_and_so_are_the_others(
     cluster: Any, tiny_model: Any
 ) -> None:
@@ -162,7 +181,8 @@ async def test_each_side_waits_for_its_device_once_a_layer(
     def count(name: str) -> Callable[[torch.device], None]:
         return lambda device: waits.update([name])
 
-    monkeypatch.setattr(links, "settle", count("asking"))
+    monkeypatch.setattr(asking, "mark", lambda device: lambda: waits.update(["asking"]))
+    monkeypatch.setattr(links, "settle", count("sending a request"))
     monkeypatch.setattr(served, "settle", count("sending an answer"))
     monkeypatch.setattr(answering, "settle", count("answering"))
     async with open_cluster(tiny_model, 3, of=cluster_of("tcp")) as c:
@@ -225,7 +245,9 @@ async def test_on_a_gpu_each_side_waits_once_a_layer(
     OnGpu.device = device
     async with open_cluster(tiny_model, 2, of=OnGpu, where=device) as c:
         await sums(c, DOUBLED, FP32)  # kernels are compiled
-        monkeypatch.setattr(links, "settle", allowed("asking"))
+        settle = allowed("asking")
+        monkeypatch.setattr(asking, "mark", lambda device: lambda: settle(device))
+        monkeypatch.setattr(links, "settle", allowed("sending a request"))
         monkeypatch.setattr(answering, "settle", allowed("answering"))
         rows = hidden(16, 0, FP32).to(device)
         step = c.routed.begin_step()

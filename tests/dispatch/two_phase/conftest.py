@@ -97,6 +97,7 @@ class Lab:
     timeout_s: float = TIMEOUT_S
     wire: WireDtype = "own"
     crooked: Collection[int] = ()
+    where: torch.device = CPU
     hub: Hub = field(default_factory=Hub)
     experts: list[Expert] = field(default_factory=list)
     attention: list[Attention] = field(default_factory=list)
@@ -106,7 +107,7 @@ class Lab:
             load_config(self.model.directory),
             Checkpoint(self.model.directory),
         )
-        self.local = LocalDispatcher(self.checkpoint, self.config, FP32, CPU)
+        self.local = LocalDispatcher(self.checkpoint, self.config, FP32, self.where)
         for idx in range(len(self.expert_nodes)):
             await self.add_expert(idx)
         for idx, node in enumerate(self.attention_nodes):
@@ -116,14 +117,14 @@ class Lab:
     async def add_expert(self, idx: int) -> None:
         name, directory = f"expert-{idx}", self.model.directory
         checkpoint = CrookedCheckpoint(directory) if idx in self.crooked else self.checkpoint
-        host = ExpertHost(checkpoint, self.config, name, NUM_EXPERTS, FP32, CPU)
+        host = ExpertHost(checkpoint, self.config, name, NUM_EXPERTS, FP32, self.where)
         expert = Expert(name, host, self.network(name), host.answers.answer)
         expert.address = await self._listen(expert)
         self.experts.append(expert)
 
     async def add_attention(self, idx: int, node: str) -> None:
         name, network = f"attention-{idx}", self.network(f"attention-{idx}")
-        gates = load_gates(self.checkpoint, self.config, FP32, CPU)
+        gates = load_gates(self.checkpoint, self.config, FP32, self.where)
         dispatcher, plain = (
             RoutedDispatcher(network, gates, TIMEOUT_S, wire=self.wire) for _ in range(2)
         )
@@ -208,7 +209,7 @@ class Lab:
 
     def rows(self, rows: int, seed: int, layer: int) -> Tensor:
         generator = torch.Generator().manual_seed(1000 * seed + layer)
-        return torch.randn(rows, self.config.hidden_size, generator=generator)
+        return torch.randn(rows, self.config.hidden_size, generator=generator).to(self.where)
 
     async def expected(self, worker: int, rows: int, seed: int = 0) -> list[Tensor]:
         """The same from local experts; sums in another order."""

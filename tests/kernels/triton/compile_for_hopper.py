@@ -200,6 +200,7 @@ CASES = {
     "attention, decode": lambda: attention(1, 256, GROUPED, 32),
     "attention, long decode": lambda: attention(1, 4096, GROUPED, 32),
     "attention, prefill": lambda: attention(512, 4096, GROUPED, 32),
+    "attention, chunk in pieces": lambda: attention(512, 8192, KVLayout.grouped(1, 128), 8),
     "latent attention, decode, 16 heads": lambda: attention(1, 4096, LATENT, 16),
     "latent attention, decode, 128 heads": lambda: attention(1, 4096, LATENT, 128),
     "latent attention, prefill": lambda: attention(512, 4096, LATENT, 128),

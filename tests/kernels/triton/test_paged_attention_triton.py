@@ -14,6 +14,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 from moesaic.kernels import attention_pieces
 from moesaic.kernels.paged_attention import paged_attention_reference
 from moesaic.kernels.paged_rows import KVLayout, PagedRows
+from moesaic.kernels.triton import paged_attention as whole
 from moesaic.kernels.triton import split_attention as kernel
 
 GROUPED = [(KVLayout.grouped(2, 16), 8), (KVLayout.grouped(1, 24), 3), (KVLayout.grouped(3, 8), 3)]
@@ -175,6 +176,46 @@ def test_pieces_of_long_contexts_are_merged(
     case = make_case([(1, 5), (1, 32), (3, 33), (1, 150)], *shape, device, sinks=sinks)
 
     check(case, window)
+
+
+@pytest.mark.parametrize("shape", [GROUPED[0], LATENT[0]], ids=["grouped", "latent"])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_chunks_that_do_not_fill_the_gpu_are_cut_into_pieces(
+    device: torch.device,
+    shape: tuple[KVLayout, int],
+    sinks: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(whole, "_PIECE_KEYS", 8)
+    case = make_case([(20, 150), (17, 17)], *shape, device, torch.bfloat16, sinks=sinks)
+
+    assert whole.best_pieces(programs=8, keys=160, num_multiprocessors=132) > 1
+    check(case, None)
+
+
+@given(
+    programs=st.integers(1, 2000),
+    keys=st.integers(1, 200_000),
+    multiprocessors=st.sampled_from([1, 108, 132]),
+)
+@example(programs=64, keys=7936, multiprocessors=132)
+def test_pieces_end_before_uncut_tiles_would(
+    programs: int, keys: int, multiprocessors: int
+) -> None:
+    pieces = whole.best_pieces(programs, keys, multiprocessors)
+
+    # Keys that the busiest multiprocessor attends to.
+    busiest = -(-programs * pieces // multiprocessors) * -(-keys // pieces)
+    assert busiest <= -(-programs // multiprocessors) * keys
+    assert pieces == 1 or busiest + 256 <= -(-programs // multiprocessors) * keys
+    if programs % multiprocessors == 0 or keys < 512:
+        assert pieces == 1
+
+
+def test_chunks_of_a_half_model_fill_a_gpu_and_prompts_stay_whole() -> None:
+    assert whole.best_pieces(programs=64, keys=7936, num_multiprocessors=132) == 2
+    assert whole.best_pieces(programs=128, keys=7936, num_multiprocessors=132) == 1
+    assert whole.best_pieces(programs=1024, keys=2048, num_multiprocessors=132) == 1
 
 
 @pytest.mark.parametrize("shape", [GROUPED[0], LATENT[0]], ids=["grouped", "latent"])

@@ -50,10 +50,10 @@ def test_steps_are_whole_and_within_the_limits(most_rows: int) -> None:
 
 
 def test_a_context_is_long_enough_to_be_attended_to_in_pieces() -> None:
-    kernel = pytest.importorskip("moesaic.kernels.triton.split_attention")
+    kernel = pytest.importorskip("moesaic.kernels.triton.paged_attention")
 
     assert attention_pieces.most_pieces(LONG, 1024) > 1
-    assert FEW_ROWS == kernel._FEW_ROWS
+    assert FEW_ROWS == kernel.FEW_ROWS
 
 
 async def test_a_warm_up_changes_nothing_in_the_decoder_or_its_cache(tiny_model: Any) -> None:
@@ -101,6 +101,7 @@ def later_steps() -> list[StepBatch]:
         batch((0, 23, 23)),
         batch((3, 5, 0)),
         batch((150, 11, 2), (7, 3, 1)),
+        batch((150, 19, 1)),
         batch((0, 1, 1), (199, 1, 1), (30, 1, 1)),
         batch(*[(n, 1, 1) for n in range(7)]),
         batch((170, 1, 1), (0, 9, 1), (60, 1, 1), (63, 2, 2)),
@@ -118,6 +119,7 @@ async def test_later_steps_compile_nothing_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("moesaic.kernels.attention_pieces.SPLIT", 64)
+    monkeypatch.setattr("moesaic.kernels.triton.paged_attention._PIECE_KEYS", 8)
     build_reference(case, tmp_path)
     decoder = decoder_of(tmp_path, dtype)
     local = LocalDispatcher(Checkpoint(tmp_path), decoder.config, dtype, CPU)

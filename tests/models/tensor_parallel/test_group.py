@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from moesaic.models.tensor_parallel.group import RankGroup, RankMessage
+from moesaic.models.tensor_parallel.leader import DividedMLP, Leading
 from moesaic.models.tensor_parallel.meeting import file_store, meeting_file, stay_on_interface
 
 CPU = torch.device("cpu")
@@ -96,3 +97,27 @@ def test_their_sockets_are_on_loopback(pair: Pair) -> None:
 
     assert listened
     assert set(listened) == {"127.0.0.1"}
+
+
+def test_a_part_that_fails_while_others_wait_for_it_ends_the_instance(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, other, _ = pair
+
+    class Lost(BaseException):
+        pass
+
+    def end(error: Exception) -> NoReturn:
+        raise Lost from error
+
+    def full(x: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(group, "lose", end)
+    own: Any = full
+    with pytest.raises(Lost) as ended:
+        DividedMLP(Leading(group), 3, own)(torch.ones(1, 4))
+
+    assert isinstance(ended.value.__cause__, torch.OutOfMemoryError)
+    assert other.recv()[:3] == (int(RankMessage.MLP), 3, 0)
+    group.sum(torch.zeros(1, 4))  # the other rank does wait for it

@@ -18,7 +18,7 @@ from tests.transport.conftest import LIMITS, SECRET
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(params=["tcp", "shm"])
+@pytest.fixture(params=["tcp", "shm", "auto"])
 def transports(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -12,7 +12,9 @@ from tests.transport.network_contract import Ask, NetworkContract
 from tests.waiting import HANG_S
 
 
-@pytest.mark.parametrize("cluster", [*KINDS, "tcp" + APART, "shm" + APART], indirect=True)
+@pytest.mark.parametrize(
+    "cluster", [*KINDS, "tcp" + APART, "shm" + APART, "auto" + APART], indirect=True
+)
 class TestUcx(NetworkContract, LinkContract):
     """Networks of processes, over each transport, with C functions and without, and with parcels."""
 

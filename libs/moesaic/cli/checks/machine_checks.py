@@ -6,6 +6,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable
 from importlib.metadata import requires, version
 from pathlib import Path
@@ -26,6 +27,9 @@ from moesaic.errors import UnusableSettings
 GIB = 1 << 30
 SHARED_MEMORY_BYTES = 256 << 20  # room for the send and receive buffers of a few connections
 COMFORTABLE_CORES = 4
+# The first driver for each major version of CUDA. It runs programs for all minor versions of that.
+DRIVERS = {12: "525.60", 13: "580.65"}
+INSTALL = "pip install -c constraints.txt -e '.[all]'"
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -45,6 +49,8 @@ def run_checks(model: str, port: int) -> list[Finding]:
         check_variables,
         check_packages,
         check_torch,
+        check_driver,
+        check_triton,
         check_kernels,
         check_ucx,
         check_redis_server,
@@ -106,8 +112,7 @@ def check_packages() -> Finding:
     missing = sorted(name for name in needed if name and installed_version(name) is None)
     detail = f"moesaic {version('moesaic')}, {len(needed)} packages"
     if missing:
-        fix = "pip install -c constraints.txt -e '.[all]'"
-        return Finding("packages", "fail", f"missing: {', '.join(missing)}", fix)
+        return Finding("packages", "fail", f"missing: {', '.join(missing)}", INSTALL)
     return Finding("packages", "ok", detail)
 
 
@@ -126,11 +131,81 @@ def check_torch() -> Finding:
     try:
         import torch
     except ImportError as error:
-        return Finding("torch", "fail", str(error), "pip install -c constraints.txt -e '.[all]'")
+        return Finding("torch", "fail", str(error), INSTALL)
     if torch.cuda.is_available():
         name = torch.cuda.get_device_name(0)
         return Finding("torch", "ok", f"{torch.__version__}, {torch.cuda.device_count()} x {name}")
     return Finding("torch", "ok", f"{torch.__version__}, on CPU (no CUDA device)")
+
+
+def check_driver() -> Finding:
+    """Compare NVIDIA's driver with the CUDA version of torch."""
+    try:
+        import pynvml
+    except ImportError as error:
+        return Finding("driver", "warn", str(error), INSTALL)
+    try:
+        pynvml.nvmlInit()
+        driver = pynvml.nvmlSystemGetDriverVersion()
+        supported = pynvml.nvmlSystemGetCudaDriverVersion_v2()
+    except pynvml.NVMLError as error:
+        return _without_driver(str(error), _cuda_of_torch())
+    return compare_driver(driver, supported, _cuda_of_torch())
+
+
+def compare_driver(driver: str, supported: int, needed: str | None) -> Finding:
+    """Judge a driver for CUDA up to ``supported`` (13020 is 13.2) by the version of torch, if it has one."""
+    found = f"{driver}, for CUDA up to {supported // 1000}.{supported % 1000 // 10}"
+    if needed is None:
+        fix = "to use GPUs, install a torch for CUDA, such as PyPI's"
+        return Finding("driver", "warn", f"{found}, but torch is for CPUs", fix)
+    found = f"{found}; torch is for {needed}"
+    if supported // 1000 < _major(needed):
+        return Finding("driver", "fail", found, f"install {_driver_for(needed)}")
+    return Finding("driver", "ok", found)
+
+
+def _without_driver(complaint: str, needed: str | None) -> Finding:
+    device = os.environ.get("MOESAIC_DEVICE", "")
+    if not device.startswith("cuda"):
+        return Finding("driver", "ok", f"none, for computation on CPUs ({complaint})")
+    fix = f"install {_driver_for(needed)}; containers also need NVIDIA's Container Toolkit"
+    return Finding("driver", "fail", f"none for MOESAIC_DEVICE={device} ({complaint})", fix)
+
+
+def _driver_for(cuda: str | None) -> str:
+    oldest = DRIVERS.get(_major(cuda)) if cuda else None
+    return (
+        f"NVIDIA's driver {oldest} or later" if oldest else f"NVIDIA's driver for CUDA {cuda or ''}"
+    )
+
+
+def _major(version: str) -> int:
+    return int(version.partition(".")[0])
+
+
+def _cuda_of_torch() -> str | None:
+    """Return the version of CUDA that torch is built for; None for a build for CPUs, or without torch."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch.version.cuda
+
+
+def check_triton() -> Finding:
+    """Look for the compiler and the headers that Triton needs at its first launch on a GPU."""
+    if _cuda_of_torch() is None:
+        return Finding("triton", "ok", "not used: torch is for CPUs")
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    headers = Path(sysconfig.get_path("include", "posix_prefix")) / "Python.h"
+    missing = [] if compiler else ["a C compiler"]
+    missing += [] if headers.is_file() else [str(headers)]
+    if missing:
+        fix = "install them (Debian: apt install gcc libc6-dev python3-dev)"
+        return Finding("triton", "fail", f"missing: {', '.join(missing)}", fix)
+    found = installed_version("triton") or "not installed"
+    return Finding("triton", "ok", f"{found}, with {compiler} and the headers of Python")
 
 
 def check_kernels() -> Finding:
@@ -158,8 +233,7 @@ def check_ucx() -> Finding:
 
         info = libucxx.UCXContext().info
     except Exception as error:  # a broken native library can raise anything
-        fix = "pip install -c constraints.txt -e '.[all]'"
-        return Finding("ucx", "fail", f"{type(error).__name__}: {error}", fix)
+        return Finding("ucx", "fail", f"{type(error).__name__}: {error}", INSTALL)
     devices = [line.rpartition("-- ")[2].strip() for line in info.splitlines() if "-- " in line]
     found = f"{'.'.join(map(str, libucxx.get_ucx_version()))}: {', '.join(devices)}"
     return Finding("ucx", "ok", found)
@@ -174,7 +248,7 @@ def check_redis_server() -> Finding:
         except CommandError as error:
             return Finding("redis", "fail", str(error), "see the message")
         return Finding("redis", "ok", "REDIS_URL answers")
-    fix = "pip install -c constraints.txt -e '.[all]', or set REDIS_URL"
+    fix = f"{INSTALL}, or set REDIS_URL"
     programs = server_programs()
     if not programs:
         return Finding("redis", "fail", "no server program", fix)

@@ -47,7 +47,7 @@ def bench(
     """Run one benchmark and print its figures."""
     import json
 
-    from moesaic.cli.machine.facts import commit, gemm_gflops, machine_facts
+    from moesaic.cli.machine.facts import commit, gemm_gflops, kernel_digests, machine_facts
 
     # An installed command's path lacks where it is run.
     sys.path.insert(0, str(Path.cwd()))
@@ -70,10 +70,12 @@ def bench(
     with _ending_at_sigterm():
         measured = module.run(quick)
     probe = {"gemm_gflops_before": before, "gemm_gflops_after": gemm_gflops()}
+    machine = machine_facts()
     result = {
         "name": name,
         "commit": commit(),
-        "machine": {**machine_facts(), **probe},
+        "machine": {**machine, **probe},
+        **({"kernels": kernel_digests()} if machine["gpu"] else {}),
         "config": measured["config"],
         "figures": measured["figures"],
         **({"series": measured["series"]} if "series" in measured else {}),

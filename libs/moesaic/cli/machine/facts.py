@@ -1,5 +1,7 @@
 """Facts of the machine that a measurement is taken on."""
 
+import ast
+import hashlib
 import os
 import platform
 import subprocess
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("torch", "triton", "ucxx-cu13", "numpy", "transformers")
+KERNELS = Path(__file__).parents[2] / "kernels" / "triton"
 PROBE_SIZE = 768
 PROBE_ROUNDS = 15
 
@@ -48,6 +51,25 @@ def commit() -> str:
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
     return described.stdout.strip() or "unknown"
+
+
+def kernel_digests(directory: Path = KERNELS) -> dict[str, str]:
+    """Digest each module of Triton kernels, without comments and docstrings, by its name."""
+    return {
+        path.stem: _digest_of_code(path.read_text(encoding="utf-8"))
+        for path in sorted(directory.glob("*.py"))
+        if path.stem != "__init__"
+    }
+
+
+def _digest_of_code(source: str) -> str:
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
+            node
+        ):
+            node.body[:1] = [ast.Pass()]
+    return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:12]
 
 
 def gemm_gflops() -> float:

@@ -56,18 +56,45 @@ def place_of(settings: "ServiceSettings") -> str:
     return MACHINE if device == CPU else "cuda:0" if device == "cuda" else device
 
 
-def shared_out(sizes: Mapping[str, int], room: Mapping[str, int]) -> dict[str, str]:
-    """Give each process a device: the largest first, each to where most is left.
+def places_of(settings: "ServiceSettings") -> tuple[str, ...]:
+    """Name the places of a process and of the ranks that it starts: a GPU for each, side by side."""
+    place = place_of(settings)
+    if place == MACHINE or getattr(settings, "tensor_parallel_address", ""):
+        return (place,)
+    return side_by_side(place, getattr(settings, "tensor_parallel", 1))
+
+
+def side_by_side(first: str, count: int) -> tuple[str, ...]:
+    """Name a CUDA device and those that follow it."""
+    index = int(first.rpartition(":")[2])
+    return tuple(f"cuda:{index + rank}" for rank in range(count))
+
+
+def shared_out(sizes: Mapping[str, Sequence[int]], room: Mapping[str, int]) -> dict[str, str]:
+    """Give each process its first device: the largest process first, each to where most is left.
 
     Args:
-        sizes: bytes by process.
+        sizes: bytes of each rank, by process; ranks take devices side by side.
         room: bytes by device, one at least.
+
+    Raises:
+        CommandError: a process has more ranks than there are devices side by side.
     """
     left, devices = dict(room), dict[str, str]()
-    for name in sorted(sizes, key=lambda name: -sizes[name]):
-        device = max(left, key=lambda device: left[device])
-        devices[name] = device
-        left[device] -= sizes[name]
+    for name in sorted(sizes, key=lambda name: -sum(sizes[name])):
+        count = len(sizes[name])
+        groups = [side_by_side(first, count) for first in room]
+        groups = [group for group in groups if left.keys() >= set(group)]
+        if not groups:
+            raise CommandError(
+                f"--tensor-parallel {count}: {name} needs {count} GPUs side by side, there are "
+                f"{', '.join(room)}; give fewer ranks, or more --devices",
+                Exit.USAGE,
+            )
+        group = max(groups, key=lambda group: min(left[device] for device in group))
+        devices[name] = group[0]
+        for device, size in zip(group, sizes[name], strict=True):
+            left[device] -= size
     return {name: devices[name] for name in sizes}
 
 
@@ -77,6 +104,9 @@ def memory_there_is(places: Iterable[str], given: Sequence[int] = ()) -> dict[st
     Args:
         places: of processes; the machine is always among the results, and first.
         given: sizes to take instead, in order; the last counts for all behind it.
+
+    Raises:
+        CommandError: a device is not there.
     """
     devices = sorted(set(places) - {MACHINE})
     if given:
@@ -85,8 +115,15 @@ def memory_there_is(places: Iterable[str], given: Sequence[int] = ()) -> dict[st
     from moesaic.telemetry.memory import free_bytes
 
     found = {MACHINE: free_bytes() or UNKNOWN_BYTES}
+    there = _num_gpus() if devices else 0
     for device in devices:
         import torch
 
+        if int(device.rpartition(":")[2]) >= there:
+            raise CommandError(
+                f"--device: {device} is not a device of this machine, which has {there} GPUs; give another, or fewer "
+                "ranks (--tensor-parallel)",
+                Exit.USAGE,
+            )
         found[device] = int(torch.cuda.mem_get_info(device)[0])
     return found

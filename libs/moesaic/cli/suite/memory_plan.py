@@ -9,14 +9,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from moesaic.cli.suite.devices import MACHINE, place_of
+from moesaic.cli.suite.devices import MACHINE, places_of
 from moesaic.cli.suite.options import SuiteOptions
 from moesaic.cli.suite.processes import name_of, numbers_of, slots_per_layer
+from moesaic.cli.terminal.outcome import CommandError, Exit
+from moesaic.errors import UnusableSettings
 from moesaic.models.configuration.config import ModelConfig
+from moesaic.models.configuration.division import Division, divide, part_of
 from moesaic.models.configuration.sizes import (
     LEAST_KV_TOKENS,
+    MOVING,
+    ON_GPU_BYTES,
     Numbers,
     WeightBytes,
+    batch_bytes,
     kv_bytes,
     numbers_for,
     step_bytes,
@@ -39,10 +45,8 @@ PROCESS_BYTES = {
     "redis": 8 * MIB,
 }
 LIBRARY_BYTES = 36 * MIB  # pages of torch's files, which its processes on a machine share
-ON_GPU_BYTES = 500 * MIB  # of a device: its context and the libraries' kernels
 TOKEN_BYTES = 270  # of the vocabulary, in a gateway's tokenizer
 KV, MOVES = "kv", "moves"
-MOVING = 16  # of so many experts of a worker, one is held twice while a placement changes
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ class ProcessMemory:
         place: the machine, or a device such as ``cuda:0``.
         parts: bytes by part.
         on_host: of the machine's memory besides, for a process whose place is a device.
+        kv_token: bytes of a token's KV here; 0: it has none.
     """
 
     name: str
@@ -62,6 +67,7 @@ class ProcessMemory:
     place: str
     parts: Mapping[str, int]
     on_host: int = 0
+    kv_token: int = 0
 
     @property
     def total(self) -> int:
@@ -136,25 +142,16 @@ def plan_suite(
         The plan, with as much KV as the rest leaves; with the least KV, it need not fit.
 
     Raises:
-        CommandError: there are fewer slots than experts.
+        CommandError: there are fewer slots than experts, or the model cannot be divided among ranks.
     """
     names = [name_of(role, n) for role, count in numbers_of(options).items() for n in range(count)]
     roles = [role for role, count in numbers_of(options).items() for _ in range(count)]
-    processes, num_kv = [], 0
+    processes: list[ProcessMemory] = []
     slots = slots_of(options, config.moe.num_experts)
     libraries = LIBRARY_BYTES // sum(getattr(settings[n], "tensor_parallel", 1) for n in names)
     first_attention = next(n for n, role in zip(names, roles, strict=True) if role != "expert")
     for name, role in zip(names, roles, strict=True):
-        place, numbers = place_of(settings[name]), numbers_for(settings[name], config)
-        parts = _parts(options, role, name, config, settings[name], numbers, slots)
-        ranks = getattr(settings[name], "tensor_parallel", 1)
-        own = (PROCESS_BYTES[role] + libraries) * ranks
-        if place == MACHINE:
-            processes.append(ProcessMemory(name, role, place, {**parts, "process": own}))
-        else:
-            parts["process"] = ON_GPU_BYTES
-            processes.append(ProcessMemory(name, role, place, parts, on_host=own))
-        num_kv += KV in parts
+        processes += _ranks(options, role, name, config, settings[name], slots, libraries)
     for name, more in (
         ("gateway", TOKEN_BYTES * config.vocab_size),
         ("scheduler", 0),
@@ -173,7 +170,7 @@ def plan_suite(
         expert=weight_bytes(config, numbers).expert,
         slots=slots,
     )
-    return _with_kv(plan, settings[first_attention]) if num_kv else plan
+    return _with_kv(plan, settings[first_attention])
 
 
 def slots_of(options: SuiteOptions, num_experts: int) -> int:
@@ -181,6 +178,52 @@ def slots_of(options: SuiteOptions, num_experts: int) -> int:
     if options.topology == "disaggregated":
         return slots_per_layer(options, num_experts)
     return 0 if options.topology in ("edge", "gathered") or options.offload else num_experts
+
+
+def _ranks(
+    options: SuiteOptions,
+    role: str,
+    name: str,
+    config: ModelConfig,
+    settings: "ServiceSettings",
+    slots: int,
+    libraries: int,
+) -> list[ProcessMemory]:
+    """Plan a worker: one process on the machine, or one for each of its GPUs."""
+    places, numbers = places_of(settings), numbers_for(settings, config)
+    ranks = getattr(settings, "tensor_parallel", 1)
+    own = PROCESS_BYTES[role] + libraries
+    parts = _parts(options, role, name, config, settings, numbers, slots)
+    token = kv_bytes(config, numbers) if KV in parts else 0
+    if places == (MACHINE,):
+        parts |= {"process": own * ranks}
+        return [ProcessMemory(name, role, MACHINE, parts, kv_token=token)]
+    found = []
+    for rank, place in enumerate(places):
+        if ranks > 1:
+            division = _divided(config, rank, ranks)
+            parts = _of_rank(parts, weight_bytes(part_of(config, division), numbers), division)
+            token = kv_bytes(part_of(config, division), numbers)
+        parts = {**parts, "process": ON_GPU_BYTES}
+        rank_name = f"{name}.{rank}" if rank else name
+        found.append(ProcessMemory(rank_name, role, place, parts, on_host=own, kv_token=token))
+    return found
+
+
+def _divided(config: ModelConfig, rank: int, ranks: int) -> Division:
+    try:
+        return divide(config, rank, ranks)
+    except UnusableSettings as error:
+        raise CommandError(f"--tensor-parallel {ranks}: {error.fix}", Exit.USAGE) from error
+
+
+def _of_rank(whole: Mapping[str, int], own: WeightBytes, division: Division) -> dict[str, int]:
+    """Leave what one rank has of a worker: the first alone has embedding, gates and routed experts."""
+    divided = {"attention": own.attention, "dense": own.dense, "shared experts": own.shared}
+    if division.rank:
+        divided |= {"embedding": 0, "gates": 0, "experts": 0}
+    # A tied head has no part of its own to divide.
+    return {**whole, **divided, "head": own.head // division.ranks}
 
 
 def _parts(
@@ -194,8 +237,7 @@ def _parts(
 ) -> dict[str, int]:
     weights = weight_bytes(config, numbers)
     if role == "expert":
-        rows = getattr(settings, "max_num_batched_tokens", 2048)
-        work = rows * 4 * config.hidden_size * numbers.item_bytes
+        work = batch_bytes(config, numbers)
         experts = slots * len(config.moe_layers) * weights.expert
         moves = -(-slots * len(config.moe_layers) // MOVING) * weights.expert
         return {"experts": experts, MOVES: moves if options.experts > 1 else 0, "steps": work}
@@ -260,21 +302,22 @@ def _sweep_bytes(config: ModelConfig, settings: "ServiceSettings", numbers: Numb
 
 def _with_kv(plan: SuiteMemory, settings: Any) -> SuiteMemory:
     """Give each attention worker KV: as its settings say, else as places allow."""
-    holders = [process for process in plan.processes if KV in process.parts]
-    usual = usual_kv_tokens(plan.context)
+    holding: dict[str, int] = {}  # by place, bytes of a token in all workers there
+    for process in plan.processes:
+        if process.kv_token:
+            holding[process.place] = holding.get(process.place, 0) + process.kv_token
+    if not holding:
+        return plan
     if settings.kv_blocks:
         tokens = settings.kv_blocks * BLOCK_SIZE
     else:
         needed = plan.needed
-        each = min(
-            (plan.room(place) - needed[place]) // sum(holder.place == place for holder in holders)
-            for place in {holder.place for holder in holders}
-        )
-        tokens = min(each // plan.kv_token, usual)
+        fitting = [(plan.room(place) - needed[place]) // size for place, size in holding.items()]
+        tokens = min(*fitting, usual_kv_tokens(plan.context))
     tokens = max(tokens, min(LEAST_KV_TOKENS, plan.context)) // BLOCK_SIZE * BLOCK_SIZE
     processes = tuple(
-        replace(process, parts={**process.parts, KV: tokens * plan.kv_token})
-        if KV in process.parts
+        replace(process, parts={**process.parts, KV: tokens * process.kv_token})
+        if process.kv_token
         else process
         for process in plan.processes
     )

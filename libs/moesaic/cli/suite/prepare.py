@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from moesaic.cli.checks.model_names import found_model
@@ -11,7 +12,7 @@ from moesaic.cli.suite.devices import (
     MACHINE,
     devices_named,
     memory_there_is,
-    place_of,
+    places_of,
     shared_out,
 )
 from moesaic.cli.suite.fitting import check_fits
@@ -68,7 +69,7 @@ def planned(options: SuiteOptions, given: Sequence[int] = ()) -> Prepared:
         available = memory_there_is(devices, given)
         options = replace(options, places=_places(options, config, settings, available))
         settings = check_settings(services_of(options, num_experts, cores))
-    available = memory_there_is(map(place_of, settings.values()), given)
+    available = memory_there_is(chain.from_iterable(map(places_of, settings.values())), given)
     return Prepared(options, config, settings, plan_suite(options, config, settings, available))
 
 
@@ -103,6 +104,13 @@ def _places(
         name: of.model_copy(update={"device": devices[0]}) if hasattr(of, "device") else of
         for name, of in settings.items()
     }
-    plan = plan_suite(options, config, anywhere, available)
-    sizes = {p.name: p.total for p in plan.processes if p.place != MACHINE}
+    # Ranks may need more devices than there are; ``shared_out`` says so.
+    places = {place for of in anywhere.values() for place in places_of(of)}
+    least = min(available[device] for device in devices)
+    plan = plan_suite(options, config, anywhere, dict.fromkeys(places, least) | dict(available))
+    sizes: dict[str, list[int]] = {}
+    for process in plan.processes:
+        if process.place != MACHINE:
+            # Ranks behind the first have its name and a number.
+            sizes.setdefault(process.name.partition(".")[0], []).append(process.total)
     return shared_out(sizes, {device: available[device] for device in devices})

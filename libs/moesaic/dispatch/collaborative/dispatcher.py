@@ -222,7 +222,6 @@ class CollaborativeDispatcher:
         self, layer: int, view: SiteView, batch: LayerBatch, slot_ids: Tensor, *, beside: bool
     ) -> None:
         """Compute what has a slot; of many rows ``beside`` the event loop, which has messages to move."""
-        slot_ids = slot_ids.to(batch.hidden.device)
         if not beside:
             batch.compute(layer, view.table, slot_ids)
         elif len(slot_ids) < BESIDE_ROWS or batch.hidden.is_cuda:

@@ -39,6 +39,7 @@ class LayerBatch:
 
     def compute(self, layer: int, table: SlotTable, slot_ids: Tensor) -> None:
         """Compute the choices that have a slot of ``table``; ``slot_ids`` int32 ``[T, k]``, -1 elsewhere."""
+        slot_ids = slot_ids.to(self.hidden.device)
         if self.unsummed:
             results, places = table.compute_choices(layer, self.hidden, slot_ids)
             self._place(places[:, 0], results)
@@ -56,8 +57,9 @@ class LayerBatch:
         if self.unsummed or len(rows) == len(self.ids):
             self.compute(layer, table, slot_ids)
             return
+        there = rows.to(self.hidden.device)
         sums = table.compute_slots(
-            layer, self.hidden[rows], self.weights[rows].contiguous(), slot_ids[rows]
+            layer, self.hidden[there], self.weights[there], slot_ids[rows].to(there.device)
         )
         self.add(rows, sums)
 
@@ -71,11 +73,11 @@ class LayerBatch:
         mine = torch.isin(self.ids, torch.tensor(experts, dtype=torch.int32))
         rows = mine.any(dim=1).nonzero()[:, 0]
         ids = torch.where(mine, self.ids, -1)[rows].contiguous()
-        host = rows.to(self.hidden.device)
+        there = rows.to(self.hidden.device)
         return (
             rows,
-            self.hidden[host].cpu().contiguous(),
-            self.weights[host].cpu().contiguous(),
+            self.hidden[there].cpu().contiguous(),
+            self.weights[there].cpu().contiguous(),
             ids,
         )
 
@@ -111,7 +113,8 @@ class LayerBatch:
 
     def _place(self, places: Tensor, results: Tensor) -> None:
         self._done += len(places)
-        self._results()[places] = results.float().to(self._results().device)
+        out = self._results()
+        out[places.to(out.device)] = results.to(out.device, torch.float32)
 
     def _results(self) -> Tensor:
         if self._out is None:

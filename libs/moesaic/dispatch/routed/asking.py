@@ -16,6 +16,7 @@ from moesaic.experts.wire_rows import to_wire
 from moesaic.kernels.promised import PromisedRows
 from moesaic.messages.wire import WireDtype
 from moesaic.transport.contract import Link, Network
+from moesaic.transport.device_memory import mark
 from moesaic.transport.frame import Frame
 
 Outcome = Frame | MoesaicError  # of one worker: its reply, or the error that stands for it
@@ -87,9 +88,14 @@ class _Calls:
     network: Network
     calls: list[tuple[Link, Frame]]
     patience_s: float
+    written: Callable[[], None] | None  # waits for rows that are parcels
 
     async def settle(self) -> Sequence[Outcome]:
         """See ``Begun.settle``."""
+        if self.written is not None:
+            self.written()
+            for _, frame in self.calls:
+                frame.settled = True
         return await self.network.exchange(self.calls, self.patience_s)
 
 
@@ -105,6 +111,7 @@ class PythonAsking:
         """Make the requests of a batch."""
         route = step.route
         tensors = [batch.packed, route.basis_of(batch.layer), *(batch.routing or ())]
+        written = mark(batch.packed.device) if batch.parcels else None
         calls = [
             (
                 route.links[idx],
@@ -121,4 +128,4 @@ class PythonAsking:
             )
             for idx in route.targets[batch.layer]
         ]
-        return _Calls(self._network, calls, self._patience_s(len(batch.rows)))
+        return _Calls(self._network, calls, self._patience_s(len(batch.rows)), written)

@@ -7,10 +7,11 @@ carries the hidden states once and no routing (JANUS section 3.3).
 Expert workers also choose among replicas, so all must decide alike: each reply carries a digest of
 the decision. If two digests differ, the layer is asked again with this side's own routing.
 
-Where the model is on a GPU and so are all workers of a layer, rows leave from where they are, and sums
-arrive there (``transport.wire``). The device is waited for once a layer, in ``Network.exchange``:
-UCX may read the rows only when kernels have written them. The sums are added up by kernels that nobody
-waits for. Otherwise rows are copied to the host, and the sums back.
+Where the model is on a GPU and so are all workers of a layer, many rows leave from where they are, and sums
+arrive there (``transport.wire``). The device is waited for once a layer: UCX may read the rows only
+when kernels have written them. Kernels that are started later, as of a shared expert, are not waited
+for. The sums are added up by kernels that nobody waits for. Otherwise rows are copied to the host, and
+the sums back.
 """
 
 import asyncio
@@ -53,6 +54,7 @@ from moesaic.messages.scheduling import ExpertScheduling
 from moesaic.messages.wire import WireDtype
 from moesaic.models.layers.gate import Gate
 from moesaic.transport.contract import Link, Network
+from moesaic.transport.device_memory import to_device
 from moesaic.transport.frame import Frame
 
 LINKING_SHARE = 0.1  # of the time of steps, while peers are being linked
@@ -203,13 +205,11 @@ class RoutedDispatcher:
             combined = await self._one_by_one(step, layer, hidden_states, promised)
         else:
             direct = partial(self._directly, step, layer, hidden_states)
-            combined = await self._two_phase.dispatch(
-                step.route, layer, hidden_states.cpu(), direct
-            )
+            combined = await self._two_phase.dispatch(step.route, layer, hidden_states, direct)
         # Else they went directly after all.
         if self.waits.num == counted:
             self.waits.count(step.route, layer, hidden_states.nbytes, started)
-        return combined.to(hidden_states.device, hidden_states.dtype)
+        return to_device(combined, hidden_states.device).to(hidden_states.dtype)
 
     def _directly(
         self,
@@ -218,7 +218,7 @@ class RoutedDispatcher:
         hidden_states: Tensor,
         promised: PromisedRows | None = None,
     ) -> Awaitable[Tensor]:
-        parcels = step.route.takes_from(hidden_states.device, layer)
+        parcels = step.route.takes_from(hidden_states.device, layer, hidden_states.nbytes)
         rows = hidden_states if parcels else hidden_states.cpu()
         batch = AskedBatch(layer, rows, self._wire, promised, parcels=parcels)
         return self._end(step, batch, self._begin(step, batch), hidden_states)
@@ -234,7 +234,7 @@ class RoutedDispatcher:
         started = time.perf_counter()
         found = await self._settle(step, batch, begun, hidden_states)
         self.waits.count(step.route, batch.layer, batch.rows.nbytes, started, found.slowest_s)
-        return found.rows.to(hidden_states.device, hidden_states.dtype)
+        return to_device(found.rows, hidden_states.device).to(hidden_states.dtype)
 
     async def _settle(
         self, step: RoutedStep, batch: AskedBatch, begun: Begun, hidden_states: Tensor

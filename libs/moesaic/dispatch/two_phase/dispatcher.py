@@ -111,7 +111,7 @@ class TwoPhaseDispatcher:
         Args:
             route: of the step's placement.
             layer: index of the decoder layer.
-            hidden: ``[T, H]``, on the CPU.
+            hidden: ``[T, H]``; copied to the host only if they go in two phases.
             direct: asks the experts without two phases.
 
         Returns:
@@ -191,6 +191,7 @@ class TwoPhaseDispatcher:
             self._begin(route, layer, len(hidden), now_s)
         if not self.steps.may_meet(now_s):
             return None
+        hidden = hidden.cpu()
         lead = None if self.steps.is_alone(first, now_s) else self._joining.lead()
         try:
             if lead is None:

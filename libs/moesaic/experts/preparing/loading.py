@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Sequence
+from traceback import clear_frames
 
 from moesaic.errors import InvalidInput, PlacementInfeasible
 from moesaic.experts.epochs import Epochs, Tenure
@@ -11,13 +12,18 @@ from moesaic.experts.preparing.kept import KeptExperts
 from moesaic.experts.slots import ExpertKey, LoadResult, change_table, missing_experts
 from moesaic.messages.placement import EMPTY_SLOT, Placement
 from moesaic.models.weights.on_threads import on_threads
+from moesaic.telemetry.shortage import first_line, ran_out_of_memory
+from moesaic.transport.device_memory import give_back_unused
 
 
 class PlacementLoader:
     """Prepares placements, on any one thread at a time.
 
     Attributes:
+        slots_per_layer: most slots that a placement may use here.
         max_expert_bytes: memory for experts of all epochs together; 0: no limit.
+        fitted_bytes: bytes of experts that were in memory when the device had no more; 0: it never
+            came to that.
     """
 
     def __init__(
@@ -42,15 +48,16 @@ class PlacementLoader:
         """
         self._epochs, self._files = epochs, files
         self._model_digest, self._worker_id = model_digest, worker_id
-        self._slots_per_layer, self.max_expert_bytes = slots_per_layer, max_expert_bytes
-        self._kept = kept
+        self.slots_per_layer, self.max_expert_bytes = slots_per_layer, max_expert_bytes
+        self.fitted_bytes, self._kept = 0, kept
 
     def prepare(
         self, placement: Placement, bring: Bring | None = None, num_threads: int | None = None
     ) -> LoadResult:
         """Load the experts that ``placement`` puts here. Repeating it changes nothing.
 
-        Experts loaded before an error are kept for a while: the next preparation loads the rest.
+        Experts loaded before an error are kept for a while: the next preparation loads the rest. If the
+        device has no memory for them, all of them are freed.
 
         Args:
             placement: it may be committed next.
@@ -61,7 +68,8 @@ class PlacementLoader:
             InvalidInput: it is for another checkpoint, names more slots than there are, or leaves
                 this worker out.
             StaleEpoch: a later epoch, or another placement of this one, is in force already.
-            PlacementInfeasible: there is too little memory to hold it beside the one in force.
+            PlacementInfeasible: there is too little memory to hold it beside the one in force; by
+                ``max_expert_bytes``, or since the device had no more.
             CheckpointError: an expert could not be read; what serves has not changed.
         """
         known = self._epochs.find(placement)
@@ -73,11 +81,11 @@ class PlacementLoader:
         }
         own = [[e for e in experts if e < num_own] for experts in held.values()]
         longest = max(map(len, own), default=0)
-        if longest > self._slots_per_layer:
+        if longest > self.slots_per_layer:
             raise InvalidInput(
                 "placement.slots",
                 f"has {longest} slots in a layer without united experts; this worker has "
-                f"{self._slots_per_layer}",
+                f"{self.slots_per_layer}",
             )
         if known is not None:
             kept = sum(e != EMPTY_SLOT for experts in wanted.values() for e in experts)
@@ -105,11 +113,32 @@ class PlacementLoader:
         """Have all of ``missing`` kept; those that came before one failed stay so."""
         rest = [key for key in missing if key not in self._kept]
         size = self._files.experts.stored_bytes
-        with (
-            self._kept.preparing(),
-            self._files.progress.expecting(sum(size(*key) for key in rest)),
-        ):
-            on_threads(lambda key: self._kept.put(key, bring(*key)), rest, num_threads)
+        try:
+            with (
+                self._kept.preparing(),
+                self._files.progress.expecting(sum(size(*key) for key in rest)),
+            ):
+                on_threads(lambda key: self._kept.put(key, bring(*key)), rest, num_threads)
+        except (RuntimeError, MemoryError, OSError) as error:
+            if not ran_out_of_memory(error):
+                raise
+            raise self._undone(error, missing) from None
+
+    def _undone(self, error: Exception, missing: Sequence[ExpertKey]) -> PlacementInfeasible:
+        """Free what was loaded for ``missing``, and make the error that tells what does not fit."""
+        device, self.fitted_bytes = self._files.device, self._epochs.resident_bytes
+        left = sum(key not in self._kept for key in missing)
+        # Frames of the error refer to experts that came.
+        clear_frames(error.__traceback__)
+        self._kept.keep_only(())
+        gc.collect()
+        give_back_unused(device)
+        return PlacementInfeasible(
+            left,
+            left * self._files.expert_bytes,
+            f"{device} had memory for {self.fitted_bytes} bytes of experts; lower --slots-per-layer, start "
+            f"more expert workers, or free its memory ({first_line(error)})",
+        )
 
     def _index_in(self, placement: Placement) -> int:
         if placement.model_digest != self._model_digest:

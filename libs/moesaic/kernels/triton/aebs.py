@@ -1,10 +1,11 @@
 # AEBS: which replica serves each activated expert, and so each choice.
-#   Grid       tokens, choices: (cdiv(T * k, CHUNK),); assign: (1,), one warp.
-#   Layout     topk_ids [T * k], replicas [E, N] row-major; all of E or of N in registers at a time.
-#   Cost       latency-bound: experts with one live replica are added up N instances in a row, those
-#              with several are assigned one after another; then one search, as wide as E x N, for
-#              each way on which the largest load can be lowered, and one that finds none. Three
-#              launches; the host is never asked.
+#   Grid       tokens, choices: (cdiv(T * k, CHUNK),); assign: (1,), eight warps.
+#   Layout     topk_ids [T * k], replicas [E, N] row-major; a part of E x N in registers at a time.
+#   Cost       latency-bound. Counts, prices, the experts without a choice and the order of the others
+#              are found by all warps at once. Turns follow one another: each is one reduction over
+#              N, and its loads begin a turn before. Then one search, as wide as E x N, for each way
+#              on which the largest load can be lowered, and one that finds none. Three launches; the
+#              host is never asked.
 #   Order      integers only. Counts are added with atomics, which for integers leaves nothing open;
 #              every tie goes to the lowest id.
 #   Reference  moesaic.placement.schedule.aebs.schedule_experts, in numpy; equal to the last integer.
@@ -18,7 +19,8 @@ from torch import Tensor
 from moesaic.placement.schedule.aebs import Costs, Schedule
 
 _CHUNK = 1024  # choices a program counts or maps
-_TILE = 1024  # replicas looked at together: what one warp holds in registers
+_TILE = 4096  # replicas looked at together: what eight warps hold in registers
+SIDE = tl.constexpr(16)  # experts that all others are compared with together
 
 
 @triton.jit(do_not_specialize=["num_choices"])
@@ -35,17 +37,16 @@ def _improved(
     replica,
     instance,
     loads,
+    column,
     is_live,
     price,
     num_experts,
     num_instances,
     EXPERTS_POW2: tl.constexpr,
-    INSTANCES_POW2: tl.constexpr,
     PART: tl.constexpr,
 ):
     """Move experts, each of them to make room for the next, until the largest load is the least."""
     LARGEST: tl.constexpr = 2**31 - 1
-    column = tl.arange(0, INSTANCES_POW2)
     improving = True
     while improving:
         # What was stored is loaded again, by other threads.
@@ -54,22 +55,18 @@ def _improved(
         start = tl.min(tl.where(is_live & (loads == highest), column, LARGEST), axis=0)
         reached = (column == start).to(tl.int32)
         # Which expert would move here.
-        came = tl.zeros((INSTANCES_POW2,), tl.int32)
+        came = column * 0
         target = start
         growing = True
         while growing:
-            found = tl.full((INSTANCES_POW2,), LARGEST, tl.int32)
+            found = column * 0 + LARGEST
             for first in range(0, EXPERTS_POW2, PART):
                 part = first + tl.arange(0, PART)
                 at = tl.load(instance + part, mask=part < num_experts, other=-1)
                 on_reached = tl.max(
                     tl.where(at[:, None] == column[None, :], reached[None, :], 0), axis=1
                 )
-                held = tl.load(
-                    replicas + part[:, None] * num_instances + column[None, :],
-                    mask=(part < num_experts)[:, None] & is_live[None, :],
-                    other=-1,
-                )
+                held = _held(replicas, part, column, is_live, num_experts, num_instances)
                 takes = (held >= 0) & (on_reached[:, None] > 0)
                 lowest = tl.min(tl.where(takes, part[:, None], LARGEST), axis=0)
                 found = tl.minimum(found, lowest)
@@ -95,6 +92,64 @@ def _improved(
     return loads
 
 
+@triton.jit
+def _held(replicas, part, column, is_live, num_experts, num_instances):
+    """Load the live replicas of a part of the experts, -1 where there is none."""
+    return tl.load(
+        replicas + part[:, None] * num_instances + column[None, :],
+        mask=(part < num_experts)[:, None] & is_live[None, :],
+        other=-1,
+    )
+
+
+@triton.jit
+def _take_turns(
+    counts,
+    replicas,
+    order,
+    num_turns,
+    replica,
+    instance,
+    loads,
+    column,
+    is_live,
+    weights,
+    rows,
+    num_instances,
+    INSTANCES_POW2: tl.constexpr,
+):
+    """Assign the experts of ``order`` one after another, each where the load with it is least.
+
+    Loads of 32 bits leave room for the instance behind them: one reduction then finds both.
+    """
+    LARGEST: tl.constexpr = 2**63 - 1 if loads.dtype == tl.int64 else 2**31 - 1
+    # Loads of the next turn begin before this one ends.
+    expert = tl.load(order)
+    held = tl.load(replicas + expert * num_instances + column, mask=is_live, other=-1)
+    tokens = tl.load(counts + expert).to(loads.dtype)
+    following = tl.load(order + 1)
+    for turn in range(num_turns):
+        next_held = tl.load(replicas + following * num_instances + column, mask=is_live, other=-1)
+        next_tokens = tl.load(counts + following).to(loads.dtype)
+        then = tl.load(order + turn + 2)
+        with_it = loads + tl.maximum(tokens * rows, weights)
+        if loads.dtype == tl.int64:
+            with_it = tl.where(held >= 0, with_it, LARGEST)
+            least = tl.min(with_it, axis=0)
+            chosen = tl.min(
+                tl.where((with_it == least) & (held >= 0), column, INSTANCES_POW2), axis=0
+            )
+        else:
+            key = tl.where(held >= 0, with_it * INSTANCES_POW2 + column, LARGEST)
+            least_key = tl.min(key, axis=0)
+            least, chosen = least_key // INSTANCES_POW2, least_key % INSTANCES_POW2
+        loads = tl.where(column == chosen, least, loads)
+        tl.store(instance + expert, chosen)
+        tl.store(replica + expert, tl.sum(tl.where(column == chosen, held, 0), axis=0))
+        expert, held, tokens, following = following, next_held, next_tokens, then
+    return loads
+
+
 # Another placement may have one instance or sixteen: each kind of number would be compiled anew.
 @triton.jit(do_not_specialize=["num_instances"])
 def _assign_kernel(
@@ -104,6 +159,8 @@ def _assign_kernel(
     carried,
     weight_costs,
     row_costs,
+    keys,
+    order,
     replica,
     instance,
     load,
@@ -114,56 +171,66 @@ def _assign_kernel(
     PART: tl.constexpr,
 ):
     LARGEST: tl.constexpr = 2**31 - 1
-    expert = tl.arange(0, EXPERTS_POW2)
-    real = expert < num_experts
-    tokens = tl.load(counts + expert, mask=real, other=0).to(tl.int64)
-    activated = tokens > 0
-    num_replicas = tl.zeros((EXPERTS_POW2,), tl.int32)
-    # The last; where there is one, the only one.
-    holder = tl.zeros((EXPERTS_POW2,), tl.int32)
-    for n in range(num_instances):
-        held = tl.load(replicas + expert * num_instances + n, mask=real, other=-1)
-        here = (held >= 0) & (tl.load(live + n).to(tl.int32) != 0)
-        num_replicas += here.to(tl.int32)
-        holder = tl.where(here, n, holder)
-
     column = tl.arange(0, INSTANCES_POW2)
-    is_live = tl.load(live + column, mask=column < num_instances, other=0).to(tl.int32) != 0
-    loads = tl.load(carried + column, mask=column < num_instances, other=0)
-    weights = tl.load(weight_costs + column, mask=column < num_instances, other=0)
-    rows = tl.load(row_costs + column, mask=column < num_instances, other=0)
+    is_instance = column < num_instances
+    is_live = tl.load(live + column, mask=is_instance, other=0).to(tl.int32) != 0
+    loads = tl.load(carried + column, mask=is_instance, other=0)
+    weights = tl.load(weight_costs + column, mask=is_instance, other=0)
+    rows = tl.load(row_costs + column, mask=is_instance, other=0)
 
-    bound = activated & (num_replicas == 1)
-    free = activated & (num_replicas > 1)
     # Of experts that have a choice.
     lowest_price = tl.full((), 2**63 - 1, tl.int64)
     highest_price = tl.full((), -1, tl.int64)
-    for n in range(num_instances):
-        cost = tl.maximum(tokens * tl.load(row_costs + n), tl.load(weight_costs + n))
-        held = tl.load(replicas + expert * num_instances + n, mask=free, other=-1)
-        priced = (held >= 0) & (tl.load(live + n).to(tl.int32) != 0)
-        lowest_price = tl.minimum(lowest_price, tl.min(tl.where(priced, cost, 2**63 - 1), axis=0))
-        highest_price = tl.maximum(highest_price, tl.max(tl.where(priced, cost, -1), axis=0))
-        added = tl.sum(tl.where(bound & (holder == n), cost, 0), axis=0)
-        loads = tl.where(column == n, loads + added, loads)
-    unserved = tl.where(activated & (num_replicas == 0), -2, -1)
-    only = tl.load(replicas + expert * num_instances + holder, mask=bound, other=-1)
-    # Those that are free are stored below, and only there: two threads would race for them.
-    tl.store(instance + expert, tl.where(bound, holder, unserved), mask=real & ~free)
-    tl.store(replica + expert, only, mask=real & ~free)
+    num_turns = 0
+    most = tl.max(loads, axis=0)
+    for first in range(0, EXPERTS_POW2, PART):
+        part = first + tl.arange(0, PART)
+        real = part < num_experts
+        tokens = tl.load(counts + part, mask=real, other=0).to(tl.int64)
+        held = _held(replicas, part, column, is_live, num_experts, num_instances)
+        here = (held >= 0) & (tokens > 0)[:, None]
+        num_replicas = tl.sum(here.to(tl.int32), axis=1)
+        free = num_replicas > 1
+        price = tl.maximum(tokens[:, None] * rows[None, :], weights[None, :])
+        lowest_price = tl.minimum(
+            lowest_price, tl.min(tl.where(here & free[:, None], price, 2**63 - 1))
+        )
+        highest_price = tl.maximum(highest_price, tl.max(tl.where(here & free[:, None], price, -1)))
+        most += tl.sum(tl.max(tl.where(here, price, 0), axis=1), axis=0)
+        bound = here & (num_replicas == 1)[:, None]
+        loads += tl.sum(tl.where(bound, price, 0), axis=0)
+        # Those that are free are stored below, and only there: two threads would race for them.
+        none = tl.where(tokens > 0, -2, -1)
+        holder = tl.max(tl.where(bound, column[None, :], none[:, None]), axis=1)
+        tl.store(instance + part, holder, mask=real & ~free)
+        only = tl.max(tl.where(bound, held, -1), axis=1)
+        tl.store(replica + part, only, mask=real & ~free)
+        tl.store(keys + part, tl.where(free, num_replicas * EXPERTS_POW2 + part, LARGEST))
+        num_turns += tl.sum(free.to(tl.int32), axis=0)
 
-    turn = tl.where(free, num_replicas * EXPERTS_POW2 + expert, LARGEST)
-    for _ in range(tl.sum(free.to(tl.int32), axis=0)):
-        now = tl.min(turn, axis=0) % EXPERTS_POW2
-        turn = tl.where(expert == now, LARGEST, turn)
-        held = tl.load(replicas + now * num_instances + column, mask=is_live, other=-1)
-        cost = tl.maximum(tl.load(counts + now).to(tl.int64) * rows, weights)
-        with_it = tl.where(held >= 0, loads + cost, 2**63 - 1)
-        least = tl.min(with_it, axis=0)
-        chosen = tl.min(tl.where((with_it == least) & (held >= 0), column, INSTANCES_POW2), axis=0)
-        loads = tl.where(column == chosen, with_it, loads)
-        tl.store(instance + now, chosen)
-        tl.store(replica + now, tl.load(replicas + now * num_instances + chosen))
+    # What was stored is loaded again, by other threads.
+    tl.debug_barrier()
+    expert = tl.arange(0, EXPERTS_POW2)
+    key = tl.load(keys + expert)
+    before = tl.zeros((EXPERTS_POW2, SIDE), tl.int32)
+    for first in range(0, EXPERTS_POW2, SIDE):
+        other = tl.load(keys + first + tl.arange(0, SIDE))
+        before += (other[None, :] < key[:, None]).to(tl.int32)
+    # Behind the last turn, any expert is read in vain.
+    tl.store(order + num_turns + tl.arange(0, 2), 0)
+    tl.store(order + tl.sum(before, axis=1), expert, mask=key < LARGEST)
+    tl.debug_barrier()
+
+    if most < LARGEST // INSTANCES_POW2:
+        loads = _take_turns(
+            counts, replicas, order, num_turns, replica, instance, loads.to(tl.int32), column,
+            is_live, weights.to(tl.int32), rows.to(tl.int32), num_instances, INSTANCES_POW2,
+        ).to(tl.int64)  # fmt: skip
+    else:
+        loads = _take_turns(
+            counts, replicas, order, num_turns, replica, instance, loads, column,
+            is_live, weights, rows, num_instances, INSTANCES_POW2,
+        )  # fmt: skip
 
     if (lowest_price == highest_price) & (highest_price > 0):
         loads = _improved(
@@ -171,15 +238,15 @@ def _assign_kernel(
             replica,
             instance,
             loads,
+            column,
             is_live,
             highest_price,
             num_experts,
             num_instances,
             EXPERTS_POW2,
-            INSTANCES_POW2,
             PART,
         )
-    tl.store(load + column, loads, mask=column < num_instances)
+    tl.store(load + column, loads, mask=is_instance)
 
 
 @triton.jit(do_not_specialize=["num_choices"])
@@ -208,8 +275,9 @@ def schedule_experts(
         load=torch.empty_like(load),
         replica_of_choice=replicas.new_empty(topk_ids.shape),
     )
-    experts_pow2 = triton.next_power_of_2(num_experts)
-    instances_pow2 = triton.next_power_of_2(num_instances)
+    experts_pow2 = max(SIDE.value, triton.next_power_of_2(num_experts))
+    # A whole warp: its lanes are reduced by one instruction.
+    instances_pow2 = max(32, triton.next_power_of_2(num_instances))
     grid = (triton.cdiv(num_choices, _CHUNK),)
     if num_choices:
         _tokens_kernel[grid](topk_ids, counts, num_choices, num_experts, CHUNK=_CHUNK)
@@ -220,6 +288,7 @@ def schedule_experts(
         load,
         costs.weights,
         costs.row,
+        *replicas.new_empty(2, experts_pow2 + 2),
         schedule.replica,
         schedule.instance,
         schedule.load,
@@ -228,7 +297,7 @@ def schedule_experts(
         EXPERTS_POW2=experts_pow2,
         INSTANCES_POW2=instances_pow2,
         PART=min(experts_pow2, max(1, _TILE // instances_pow2)),
-        num_warps=1,
+        num_warps=8,
     )
     if num_choices:
         _choices_kernel[grid](

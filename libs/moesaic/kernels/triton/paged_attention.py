@@ -1,16 +1,15 @@
 # Paged attention on a GPU: decoded rows, chunks of prompts and whole prompts, by one kernel.
-#   Grid       (B * kv_heads, tiles, split programs). A tile is TILE_ROWS pairs of a row and a head
-#              of one group: they share every key and value that is read. Tiles with the most keys
-#              begin first.
+#   Grid       (B * kv_heads, tiles, pieces). A tile is TILE_ROWS pairs of a row and a
+#              head of one group: they share every key and value that is read. Tiles with the most
+#              keys begin first.
 #   Layout     as moesaic.kernels.paged_attention. Latent values lie in the keys' first columns, so
 #              one read serves both products.
 #   Cost       decode: memory-bound, what the sequences have cached is read once per tile; prefill:
 #              2 * (key_dim + value_dim) operations for each row, head and key seen.
-#   Order      keys ascend, in steps that begin at multiples of TILE_KEYS. Where few rows meet many
-#              keys, pieces of SPLIT keys are attended to by programs of their own and merged in
-#              ascending order. Pieces are cut by position, never by how busy the GPU is: what a
-#              decoded row gets does not depend on its neighbours in the batch. With several rows
-#              the height of a tile follows the longest run, and with it the last bits.
+#   Order      keys ascend, in steps that begin at multiples of TILE_KEYS. Chunks of prompts are cut
+#              into as many pieces as fill the GPU best, which are merged in ascending order. With
+#              several rows the height of a tile follows the longest run, and with it the last bits.
+#              Few rows that meet many keys are moesaic.kernels.triton.split_attention's.
 #   Reference  moesaic.kernels.paged_attention.paged_attention_reference.
 """Paged attention for CUDA."""
 
@@ -23,13 +22,13 @@ import triton.language as tl
 from torch import Tensor
 
 from moesaic.kernels.paged_rows import KVLayout, PagedRows
-from moesaic.kernels.triton.shared_memory import is_roomy
+from moesaic.kernels.triton.shared_memory import is_roomy, num_multiprocessors
 
 LOG2_E = tl.constexpr(math.log2(math.e))
 LOWEST = tl.constexpr(-1e38)  # the largest score of a row that has seen no key
-SPLIT = 512  # keys a piece
-_FEW_ROWS = 16  # more rows than this are never split: their tiles fill the GPU
-_SPLIT_PROGRAMS = 64  # at most, per tile; they take pieces in turn
+FEW_ROWS = 16  # more rows than this are split only where their tiles do not fill the GPU
+_MOST_PIECES = 16  # of a chunk
+_PIECE_KEYS = 256  # to begin a piece and to merge it takes a tile as long as so many keys
 # Rows of one tensor, whose places in it follow from the number of sequences: each kind of place would
 # be compiled anew.
 _TABLES = ["first_rows", "num_rows", "lengths"]
@@ -101,8 +100,8 @@ def _attend_keys(
 ):
     """Attend to the keys ``begin..end-1``: unnormalised sums, largest score, sum of weights.
 
-    Blocks are looked up a step before their keys are loaded: with both in one step, Triton would
-    share its stages between the two loads, and keep one buffer of keys only.
+    Blocks are looked up a step before their keys are loaded. Otherwise Triton shares its stages between
+    the two loads, and keeps one buffer of keys only.
     """
     total = tl.zeros((TILE_ROWS, VALUES), tl.float32)
     largest = tl.full((TILE_ROWS,), LOWEST, tl.float32)
@@ -153,7 +152,7 @@ def _attend_keys(
 
 
 @triton.jit(
-    do_not_specialize=["table_stride", "max_rows", "max_pieces"],
+    do_not_specialize=["table_stride", "max_rows", "max_pieces", "piece_keys"],
     do_not_specialize_on_alignment=_TABLES,
 )
 def _attend_kernel(
@@ -172,6 +171,7 @@ def _attend_kernel(
     table_stride,
     max_rows,
     max_pieces,
+    piece_keys,
     scale_log2,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -206,10 +206,15 @@ def _attend_kernel(
     head = kv_head * group + pair % group
     token = (tl.load(first_rows + sequence) + tl.where(real, row, 0)).to(tl.int64)
     position = length - count + row
-    last_row = tl.minimum((first_pair + TILE_ROWS - 1) // group, count - 1)
     begin_position = length - count + first_pair // group
-    begin = _first_key(begin_position, WINDOW)
-    end = length - count + last_row + 1
+    last_position = length - count + tl.minimum((first_pair + TILE_ROWS - 1) // group, count - 1)
+    begin, end = _first_key(begin_position, WINDOW), last_position + 1
+    piece = tl.program_id(2)
+    if SPLIT:
+        begin = tl.maximum(begin, piece * piece_keys)
+        end = tl.minimum(end, (piece + 1) * piece_keys)
+        if begin >= end:
+            return
 
     query_row = queries + (token * query_stride + head * head_stride)[:, None]
     query = _columns(query_row, 0, MAIN_DIM, MAIN)
@@ -220,43 +225,34 @@ def _attend_kernel(
     keys_of_head = cached + kv_head * KEY_DIM
     values_of_head = cached + VALUE_COLUMN + kv_head * VALUE_DIM
     block_table = block_tables + sequence.to(tl.int64) * table_stride
+    total, largest, weight = _attend_keys(
+        query, query_extra, position, begin_position, last_position, keys_of_head, values_of_head,
+        block_table, begin, end, scale_log2,
+        KEY_DIM, VALUE_DIM, MAIN_DIM, MAIN, EXTRA, VALUES, SHARED, CACHED_STRIDE, BLOCK_SIZE,
+        WINDOW, TILE_ROWS, TILE_KEYS, AHEAD,
+    )  # fmt: skip
     value = tl.arange(0, VALUES)
     store = real[:, None] & (value < VALUE_DIM)[None, :]
-    if SPLIT == 0:
-        total, largest, weight = _attend_keys(
-            query, query_extra, position, begin_position, end - 1, keys_of_head, values_of_head,
-            block_table, begin, end, scale_log2,
-            KEY_DIM, VALUE_DIM, MAIN_DIM, MAIN, EXTRA, VALUES, SHARED, CACHED_STRIDE, BLOCK_SIZE, WINDOW,
-            TILE_ROWS, TILE_KEYS, AHEAD,
-        )  # fmt: skip
+    if SPLIT:
+        weight = tl.where(weight == 0.0, 1.0, weight)
+        at = ((sequence * max_rows + row).to(tl.int64) * NUM_HEADS + head) * max_pieces + piece
+        tl.store(piece_scores + at, largest + tl.log2(weight), mask=real)
+        where, into = at[:, None] * VALUE_DIM + value[None, :], pieces
+    else:
         if SINKS:
             sink = tl.load(sinks + head) * LOG2_E
             now = tl.maximum(largest, sink)
             shrink = tl.exp2(largest - now)
             total = total * shrink[:, None]
             weight = weight * shrink + tl.exp2(sink - now)
-        attended = total / tl.where(weight == 0.0, 1.0, weight)[:, None]
-        where = (token * NUM_HEADS + head)[:, None] * VALUE_DIM + value[None, :]
-        tl.store(out + where, attended.to(out.dtype.element_ty), mask=store)
-    else:
-        for piece in range(
-            begin // SPLIT + tl.program_id(2), tl.cdiv(end, SPLIT), tl.num_programs(2)
-        ):
-            total, largest, weight = _attend_keys(
-                query, query_extra, position, begin_position, end - 1, keys_of_head, values_of_head,
-                block_table, tl.maximum(piece * SPLIT, begin), tl.minimum((piece + 1) * SPLIT, end),
-                scale_log2,
-                KEY_DIM, VALUE_DIM, MAIN_DIM, MAIN, EXTRA, VALUES, SHARED, CACHED_STRIDE, BLOCK_SIZE, WINDOW,
-                TILE_ROWS, TILE_KEYS, AHEAD,
-            )  # fmt: skip
-            weight = tl.where(weight == 0.0, 1.0, weight)
-            attended = total / weight[:, None]
-            at = ((sequence * max_rows + row).to(tl.int64) * NUM_HEADS + head) * max_pieces + piece
-            tl.store(piece_scores + at, largest + tl.log2(weight), mask=real)
-            tl.store(pieces + at[:, None] * VALUE_DIM + value[None, :], attended, mask=store)
+        where, into = (token * NUM_HEADS + head)[:, None] * VALUE_DIM + value[None, :], out
+    tl.store(into + where, (total / weight[:, None]).to(into.dtype.element_ty), mask=store)
 
 
-@triton.jit(do_not_specialize=["max_rows", "max_pieces"], do_not_specialize_on_alignment=_TABLES)
+@triton.jit(
+    do_not_specialize=["max_rows", "max_pieces", "piece_keys"],
+    do_not_specialize_on_alignment=_TABLES,
+)
 def _merge_kernel(
     pieces,
     piece_scores,
@@ -267,12 +263,12 @@ def _merge_kernel(
     lengths,
     max_rows,
     max_pieces,
+    piece_keys,
     NUM_HEADS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     VALUES: tl.constexpr,
     WINDOW: tl.constexpr,
     SINKS: tl.constexpr,
-    SPLIT: tl.constexpr,
 ):
     sequence = tl.program_id(0) // max_rows
     row = tl.program_id(0) % max_rows
@@ -290,7 +286,7 @@ def _merge_kernel(
     if SINKS:
         largest = tl.load(sinks + head) * LOG2_E
         weight = 1.0
-    for piece in range(_first_key(position, WINDOW) // SPLIT, position // SPLIT + 1):
+    for piece in range(_first_key(position, WINDOW) // piece_keys, position // piece_keys + 1):
         score = tl.load(piece_scores + at + piece)
         attended = tl.load(pieces + (at + piece) * VALUE_DIM + value, mask=real, other=0.0)
         now = tl.maximum(largest, score)
@@ -322,10 +318,19 @@ def paged_attention(
     if not num_sequences:
         return
     has_sinks, sinks = sinks is not None, out if sinks is None else sinks.contiguous()
-    num_pieces = triton.cdiv(rows.max_length, SPLIT)
-    split = SPLIT if rows.max_rows <= _FEW_ROWS and num_pieces > 1 else 0
     num_pairs = rows.max_rows * (num_heads // layout.num_kv_heads)
-    shape = _shape(num_pairs, layout, queries.dtype)
+    shape = launch_shape(num_pairs, layout, queries.dtype)
+    tiles = triton.cdiv(num_pairs, shape["TILE_ROWS"])
+    num_pieces = 1
+    # A window leaves each tile few keys.
+    if rows.max_rows > FEW_ROWS and not window:
+        # Rows of a chunk see half of it on average.
+        keys = rows.max_length - rows.max_rows // 2
+        whole = num_sequences * layout.num_kv_heads * tiles
+        num_pieces = best_pieces(whole, keys, num_multiprocessors())
+    piece_keys = triton.cdiv(max(1, rows.max_length), num_pieces)
+    num_pieces = triton.cdiv(max(1, rows.max_length), piece_keys)
+    split = num_pieces > 1
     # Not touched unless split.
     pieces = piece_scores = out
     if split:
@@ -339,11 +344,8 @@ def paged_attention(
         "VALUES": shape["VALUES"],
         "WINDOW": window or 0,
         "SINKS": has_sinks,
-        "SPLIT": split,
     }
-    tiles = triton.cdiv(num_pairs, shape["TILE_ROWS"])
-    programs = min(num_pieces, _SPLIT_PROGRAMS) if split else 1
-    _attend_kernel[(num_sequences * layout.num_kv_heads, tiles, programs)](
+    _attend_kernel[(num_sequences * layout.num_kv_heads, tiles, num_pieces)](
         queries,
         cached,
         out,
@@ -357,6 +359,7 @@ def paged_attention(
         rows.block_tables.stride(0),
         rows.max_rows,
         num_pieces,
+        piece_keys,
         scale * LOG2_E.value,
         NUM_KV_HEADS=layout.num_kv_heads,
         KEY_DIM=layout.key_dim,
@@ -364,6 +367,7 @@ def paged_attention(
         SHARED=layout.value_column == 0,
         CACHED_STRIDE=cached.stride(0),
         BLOCK_SIZE=block_size,
+        SPLIT=split,
         **{**shape, **common},
     )
     if split:
@@ -375,11 +379,34 @@ def paged_attention(
             *tables,
             rows.max_rows,
             num_pieces,
+            piece_keys,
             **common,
         )
 
 
-def _shape(num_pairs: int, layout: KVLayout, dtype: torch.dtype) -> dict[str, Any]:
+def best_pieces(programs: int, keys: int, num_multiprocessors: int) -> int:
+    """Choose the number of pieces that the keys of a chunk are cut into.
+
+    Multiprocessors take one program after the other. With ``programs`` a little more than a multiple of
+    them, or fewer, many idle at the end; more and shorter programs divide better, but each costs more.
+
+    Args:
+        programs: tiles of rows, of all heads and sequences; each attends to all its keys.
+        keys: of a program, on average.
+        num_multiprocessors: of the GPU.
+
+    Returns:
+        1 to ``_MOST_PIECES``: the least of those that end first; 1 is uncut.
+    """
+
+    def duration(pieces: int) -> int:
+        turns = -(-programs * pieces // num_multiprocessors)
+        return turns * (-(-keys // pieces) + (_PIECE_KEYS if pieces > 1 else 0))
+
+    return min(range(1, _MOST_PIECES + 1), key=duration)
+
+
+def launch_shape(num_pairs: int, layout: KVLayout, dtype: torch.dtype) -> dict[str, Any]:
     """Cut up a launch: as much as fits registers and shared memory, which a wide (latent) tile fills soon."""
     shared = layout.value_column == 0
     main_dim = layout.value_dim if shared else layout.key_dim

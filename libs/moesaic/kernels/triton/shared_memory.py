@@ -1,4 +1,4 @@
-"""Shared memory of the GPU, by which tiles are chosen."""
+"""Sizes of the GPU, by which launches are chosen."""
 
 from functools import cache
 
@@ -15,3 +15,11 @@ def is_roomy() -> bool:
         return True
     facts = driver.active.utils.get_device_properties(torch.cuda.current_device())
     return bool(facts["max_shared_mem"] >= HOPPER_BYTES)
+
+
+@cache
+def num_multiprocessors() -> int:
+    """Return the multiprocessors of the current GPU; those of an H100 without a GPU."""
+    if not torch.cuda.is_available():
+        return 132
+    return torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count

@@ -11,8 +11,6 @@
 #   Reference  moesaic.kernels.paged_attention.paged_attention_reference.
 """Paged attention for CUDA: the choice of the launch, and that of few rows to many keys."""
 
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
@@ -21,9 +19,16 @@ from torch import Tensor
 from moesaic.kernels import attention_pieces
 from moesaic.kernels.paged_rows import KVLayout, PagedRows
 from moesaic.kernels.triton import paged_attention as whole
-from moesaic.kernels.triton.paged_attention import LOG2_E, _attend_keys, _columns, _first_key
+from moesaic.kernels.triton.paged_attention import (
+    FEW_ROWS,
+    LOG2_E,
+    _attend_keys,
+    _columns,
+    _first_key,
+    launch_shape,
+)
+from moesaic.kernels.triton.shared_memory import num_multiprocessors
 
-_FEW_ROWS = 16  # of a sequence; more are never split: their tiles fill the GPU
 _PROGRAMS_PER_SM = 4
 _TABLES = ["first_rows", "num_rows", "lengths"]
 
@@ -197,14 +202,14 @@ def paged_attention(
     """Compute as ``moesaic.kernels.paged_attention.paged_attention``; never waits for the device."""
     max_pieces = attention_pieces.most_pieces(rows.max_length, layout.value_dim)
     num_sequences = len(rows.lengths)
-    if rows.max_rows > _FEW_ROWS or max_pieces == 1 or not num_sequences:
+    if rows.max_rows > FEW_ROWS or max_pieces == 1 or not num_sequences:
         whole.paged_attention(queries, cached, rows, layout, block_size, scale, window, out, sinks)
         return
     num_heads = queries.shape[1]
     assert queries.stride(2) == cached.stride(1) == rows.block_tables.stride(1) == 1
     assert out.is_contiguous()
     num_pairs = rows.max_rows * (num_heads // layout.num_kv_heads)
-    shape = whole._shape(num_pairs, layout, queries.dtype)
+    shape = launch_shape(num_pairs, layout, queries.dtype)
     tiles = triton.cdiv(num_pairs, shape["TILE_ROWS"])
     num_places = num_sequences * rows.max_rows * num_heads * max_pieces
     pieces = queries.new_empty(num_places, layout.value_dim, dtype=torch.float32)
@@ -219,7 +224,7 @@ def paged_attention(
         "MAX_PIECES": attention_pieces.MAX_PIECES,
     }
     items = num_sequences * max_pieces * layout.num_kv_heads * tiles
-    _attend_pieces_kernel[(min(items, _num_programs(queries.device)),)](
+    _attend_pieces_kernel[(min(items, _PROGRAMS_PER_SM * num_multiprocessors()),)](
         queries,
         cached,
         pieces,
@@ -255,10 +260,3 @@ def paged_attention(
         SINKS=has_sinks,
         **common,
     )
-
-
-@cache
-def _num_programs(device: torch.device) -> int:
-    if device.type != "cuda":
-        return _PROGRAMS_PER_SM
-    return _PROGRAMS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count

@@ -20,6 +20,9 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 LEAST_KV_TOKENS = 1024
 _USUAL_KV_TOKENS = 16_384  # of a model of short contexts
 _USUAL_CONTEXTS = 8  # whole ones; more KV is for those who ask
+MOVING = 16  # of so many experts of a worker, one is held twice while a placement changes
+ON_GPU_BYTES = 500 << 20  # of a device, for each process: its context and the libraries' kernels
+USUAL_ROWS, USUAL_SEQUENCES = 2048, 64  # of a step, by default
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,19 @@ def kv_bytes(config: ModelConfig, numbers: Numbers) -> int:
 def usual_kv_tokens(max_positions: int) -> int:
     """Count the tokens for which a worker has KV where memory allows, by the longest context."""
     return max(_USUAL_KV_TOKENS, _USUAL_CONTEXTS * max_positions)
+
+
+def batch_bytes(config: ModelConfig, numbers: Numbers, rows: int = USUAL_ROWS) -> int:
+    """Estimate the bytes that an expert worker needs to answer for one layer of ``rows`` rows."""
+    return rows * 4 * config.hidden_size * numbers.item_bytes
+
+
+def least_attention_bytes(config: ModelConfig, numbers: Numbers) -> int:
+    """Count the bytes without which no attention worker can work whose experts are elsewhere."""
+    weights = weight_bytes(config, numbers)
+    held = weights.embedding + weights.head + weights.attention + weights.dense + weights.shared
+    step = step_bytes(config, numbers, USUAL_ROWS, USUAL_SEQUENCES)
+    return held + weights.gates + step + LEAST_KV_TOKENS * kv_bytes(config, numbers)
 
 
 def step_bytes(config: ModelConfig, numbers: Numbers, rows: int, sequences: int) -> int:

@@ -27,8 +27,9 @@ class Gating:
         self._num_groups = moe.n_group if moe.group_limited else 1
         self._kept_groups = moe.topk_group if moe.group_limited else 1
         self._group_best = BEST_OF_A_GROUP[moe.topk_method]
+        on_host = correction is not None and correction.device.type == "cpu"
         self.c = GatingArgs(  # points into the correction
-            correction=None if correction is None else correction.data_ptr(),
+            correction=correction.data_ptr() if correction is not None and on_host else None,
             num_groups=self._num_groups,
             kept_groups=self._kept_groups,
             group_best=self._group_best,

@@ -17,6 +17,7 @@ from moesaic.models.layers.step_batch import StepBatch
 SETTING = "--max-num-batched-tokens"
 LONG = 2048  # tokens: longer than what one program attends to
 FEW_ROWS = 16  # of a sequence: more are never attended to in pieces
+CHUNK = 8 * FEW_ROWS  # but where their tiles do not fill the GPU; longer chunks have tiles alike
 
 
 async def experts_elsewhere(layer: int, hidden_states: Tensor) -> Tensor:
@@ -50,7 +51,7 @@ def batches(
     for count in row_counts(most_rows):
         whole, rest = divmod(count, max_positions)
         yield _batch([max_positions] * whole + [rest] * bool(rest), 0, block_size)
-        if count <= min(FEW_ROWS, long):
+        if count <= min(CHUNK, long):
             yield _batch([count], long - count, block_size)
     for count in row_counts(min(most_sequences, most_rows)):
         for start in (0, long - 1):

@@ -64,7 +64,7 @@ class RankGroup:
         Raises:
             RuntimeError: they have not come.
         """
-        self.rank, self.ranks, self.device, self._lost = rank, ranks, device, lost
+        self.rank, self.ranks, self.device, self.lose = rank, ranks, device, lost
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(
             backend, store=store, rank=rank, world_size=ranks, timeout=_PATIENCE
@@ -153,4 +153,4 @@ class RankGroup:
         try:
             collective()
         except RuntimeError as error:  # torch's for all that goes wrong between ranks
-            self._lost(error)
+            self.lose(error)

@@ -2,7 +2,8 @@
 
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -44,6 +45,18 @@ class Leading:
             int, tuple[AttentionPlan, int]
         ] = {}  # by slot: what the others know there
         self._next_plan = 0
+
+    @contextmanager
+    def awaited(self) -> Iterator[None]:
+        """Compute a part for which the other ranks wait.
+
+        If it fails, as without memory, the instance is lost: the others would take the next message for
+        this part.
+        """
+        try:
+            yield
+        except Exception as error:
+            self.group.lose(error)
 
     def announce(self, plan: AttentionPlan, rotation: Rotation, cache: KVCache) -> int:
         """Make sure that the others know a plan and a cache.
@@ -94,7 +107,9 @@ class DividedAttention:
         """See ``AttentionLayer``."""
         number = self.leading.announce(plan, rotation, cache)
         self.leading.group.tell(RankMessage.ATTEND, self.index, number, hidden_states)
-        return self.leading.group.sum(self.own(hidden_states, rotation, plan, cache))
+        with self.leading.awaited():
+            part = self.own(hidden_states, rotation, plan, cache)
+        return self.leading.group.sum(part)
 
 
 @dataclass(frozen=True)
@@ -113,7 +128,9 @@ class DividedMLP:
     def __call__(self, x: Tensor) -> Tensor:
         """See ``GatedMLP``."""
         self.leading.group.tell(RankMessage.MLP, self.index, 0, x)
-        return self.leading.group.sum(self.own(x))
+        with self.leading.awaited():
+            part = self.own(x)
+        return self.leading.group.sum(part)
 
 
 @dataclass(frozen=True)
@@ -134,7 +151,9 @@ class DividedHead:
         if not len(x):
             return x.new_empty(0, self.vocab_size)
         self.leading.group.tell(RankMessage.HEAD, 0, 0, x)
-        return self.leading.group.side_by_side(self.own(x))[:, : self.vocab_size]
+        with self.leading.awaited():
+            part = self.own(x)
+        return self.leading.group.side_by_side(part)[:, : self.vocab_size]
 
     def behind(self, first: int) -> Linear:
         """Refuse: nobody asks for a part of a vocabulary."""

@@ -6,6 +6,7 @@ from typing import TypeVar
 import structlog
 import torch
 
+from moesaic.errors import UnusableSettings
 from moesaic.models.configuration.config import ModelConfig, load_config
 from moesaic.models.configuration.sizes import numbers_for
 from moesaic.models.weights.checkpoint import Checkpoint
@@ -42,12 +43,30 @@ def find_served_model(settings: ModelSettings) -> tuple[ModelConfig, Checkpoint]
     """
     if settings.threads:
         torch.set_num_threads(settings.threads)
+    _require_devices(settings)
     directory = local_model(settings.model, on_bytes=_log_now_and_then(settings.model))
     config = load_config(directory)
     checkpoint = Checkpoint.of_model(directory, config)
     if settings.quantization != "none":
         require_library("--quantization")
     return config, checkpoint
+
+
+def _require_devices(settings: ModelSettings) -> None:
+    """Refuse a GPU that this process does not see, its own or one of the ranks that it starts."""
+    if settings.device == "cpu":
+        return
+    first = torch.device(settings.device).index or 0
+    elsewhere = getattr(settings, "tensor_parallel_address", "")
+    ranks = 1 if elsewhere else getattr(settings, "tensor_parallel", 1)
+    there = torch.cuda.device_count()
+    if first + ranks > there:
+        last = f" to cuda:{first + ranks - 1}" if ranks > 1 else ""
+        raise UnusableSettings(
+            "device",
+            f"cuda:{first}{last} is needed, this process sees {there} GPUs: give another --device, fewer ranks "
+            "(--tensor-parallel), or more GPUs to this process (CUDA_VISIBLE_DEVICES, or those of its container)",
+        )
 
 
 def _log_now_and_then(model: str) -> OnBytes:

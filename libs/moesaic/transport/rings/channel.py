@@ -114,6 +114,10 @@ class Channel:
         """Have the bell rung from now on; False if there is something to do already."""
         return bool(lib().channel_sleep(channel=self.c))
 
+    def lose(self) -> None:
+        """Have all waits return to Python, which knows why."""
+        lib().channel_break(channel=self.c)
+
     def close(self) -> None:
         """End all waits. The memory stays until nobody holds this object."""
         self.closed = True

@@ -21,6 +21,7 @@ from ucxx._lib.arr import Array
 
 from moesaic.transport.device_memory import DeviceMemory
 from moesaic.transport.frame import Message
+from moesaic.transport.rings.channel import Channel
 from moesaic.transport.rings.plane import RingPlane
 from moesaic.transport.ucx.channel import UcxChannel, UcxPlane
 from moesaic.transport.ucx.parcels import PARCEL, UcxParcels, connection_of
@@ -110,10 +111,12 @@ class UcxWorker:
         on_message: Callable[[Message], None],
         on_lost: Callable[[str], None],
         control: int = -1,
+        frames: Channel | None = None,
     ) -> "UcxEndpoint":
         """Open a connection to the worker at ``address``, which uses the same ``tags`` (to send, to receive) reversed.
 
-        ``control`` becomes readable when the peer is gone.
+        ``control`` becomes readable when the peer is gone. ``frames`` carries messages in place of UCX, which then has
+        parcels only.
 
         Raises:
             UCXError: no transport leads there, it is no address, or the tags are in use.
@@ -128,13 +131,16 @@ class UcxWorker:
         if self._plane is not None and self._channels is not None:
             endpoint.channel = UcxChannel(self._plane, handle.handle, tags, control)
             self._channels.add(endpoint.channel, on_message, endpoint.lose)
+        elif frames is not None and self._channels is not None:
+            endpoint.channel = frames
+            self._channels.add(frames, on_message, endpoint.lose)
         if self._memory is not None:
             endpoint.parcels = UcxParcels(endpoint, self, tags, self._memory)
             self._parcels[connection] = endpoint.parcels
         self.wake()
         return endpoint
 
-    def remove(self, channel: UcxChannel) -> None:
+    def remove(self, channel: Channel) -> None:
         """Receive no more of its messages."""
         if self._channels is not None:
             self._channels.remove(channel)
@@ -316,7 +322,7 @@ class UcxEndpoint:
         self._send_tag = tags[0]
         self._on_message, self._on_lost = on_message, on_lost
         self._open = True
-        self.channel: UcxChannel | None = None
+        self.channel: Channel | None = None
         self.parcels: UcxParcels | None = None
         handle.set_close_callback(self.lose, ("the connection broke",))
 

@@ -62,7 +62,3 @@ class UcxChannel(Channel):
         """See ``Channel.close``; further messages for it are dropped."""
         super().close()
         lib().channel_unlink(channel=self.c)
-
-    def lose(self) -> None:
-        """Have all waits return to Python, which knows why."""
-        lib().channel_break(channel=self.c)

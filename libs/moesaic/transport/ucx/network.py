@@ -27,7 +27,7 @@ from moesaic.transport.device_memory import DeviceMemory
 from moesaic.transport.dialled import DialledLink
 from moesaic.transport.frame import Frame, FrameKind, FrameLimits
 from moesaic.transport.links import Links
-from moesaic.transport.rings.channel import answers_to_pings
+from moesaic.transport.rings.channel import Channel, answers_to_pings
 from moesaic.transport.rings.meeting import Meeting, meet
 from moesaic.transport.rings.plane import RingPlane
 from moesaic.transport.ucx import door, handshake
@@ -46,9 +46,10 @@ from moesaic.transport.ucx.planes import (
     best_first,
     choose_plane,
     planes_of,
+    rings_lead_to,
     shared_memory_id,
 )
-from moesaic.transport.ucx.wires import UcxWire, ring_wire, socket_wire
+from moesaic.transport.ucx.wires import ChannelWire, UcxWire, ring_channel, socket_wire
 from moesaic.transport.wire import Wire
 
 log = structlog.get_logger()
@@ -274,16 +275,21 @@ class UcxNetwork:
                 wire: Wire
                 if choice.plane not in addresses:
                     raise FrameError("plane", f"{choice.plane!r} was not offered")
-                if choice.plane == RING and meeting is not None and self._rings is not None:
+                frames: Channel | None = None
+                if choice.plane == RING or choice.ring_frames:
+                    if meeting is None:
+                        raise FrameError("ring_frames", "rings were not offered")
                     memory, bell = await meeting.met()
-                    wire = ring_wire(self._rings, memory, bell, 0, sock, self._max_bytes)
+                    frames = ring_channel(memory, bell, 0, sock, self._max_bytes)
+                if choice.plane == RING and frames is not None and self._rings is not None:
+                    wire = ChannelWire(self._rings, frames, sock)
                 elif choice.plane == SOCKET:
                     wire = socket_wire(self._rings, sock, self._max_bytes)
                 else:
                     if offered.get(choice.plane) is not self._planes.get(choice.plane):
                         raise PeerLost(peer, f"{choice.plane} was renewed while it was dialled")
                     tags = (session.tag("dialler"), session.tag("listener"))
-                    wire = self._wire(sock, peer, choice.plane, choice.address, tags)
+                    wire = self._wire(sock, peer, choice.plane, choice.address, tags, frames)
             # Nothing may be awaited from here on: a wire without a receiver cannot tell of its end.
             link = wire.receiver = self._links.dial(peer, wire)
             undo.pop_all()
@@ -313,50 +319,63 @@ class UcxNetwork:
         own = self._own_planes()
         plane = choose_plane(offer, own)
         wire: Wire | None = None
-        if plane == RING and self._rings is not None:
-            wire = await self._join(self._rings, offer.addresses[RING], session, sock)
-            if wire is None:
+        frames: Channel | None = None
+        # Small frames beside parcels too.
+        if self._meets and (plane == RING or (plane in PARCELS and rings_lead_to(offer))):
+            frames = await self._join(offer.addresses[RING], session, sock)
+            if frames is None:
                 own.remove(RING)
                 plane = choose_plane(offer, own)
+        if plane == RING and frames is not None and self._rings is not None:
+            wire = ChannelWire(self._rings, frames, sock)
         tags = (session.tag("listener"), session.tag("dialler"))
         with ExitStack() as undo:
             if wire is None and plane == SOCKET:
                 wire = socket_wire(self._rings, sock, self._max_bytes)
             if wire is None:
-                wire = self._wire(sock, session.peer, plane, offer.addresses[plane], tags)
+                wire = self._wire(sock, session.peer, plane, offer.addresses[plane], tags, frames)
             link = wire.receiver = self._links.serve(session.peer, wire, handler)
             if self._answers and wire.channel is not None:
                 wire.channel.answer_by(self._answers)
             undo.callback(link.end)
             carrier = self._planes.get(plane)
-            choice = PlaneChoice(plane, carrier.address if carrier is not None else b"")
+            choice = PlaneChoice(
+                plane,
+                carrier.address if carrier is not None else b"",
+                ring_frames=plane in PARCELS and frames is not None,
+            )
             await session.send(sock, FrameKind.ACCEPT, msgspec.msgpack.encode(choice))
             undo.pop_all()
         log.info("peer.joined", peer=session.peer, plane=plane)
 
-    async def _join(
-        self, rings: RingPlane, name: bytes, session: Session, sock: socket.socket
-    ) -> Wire | None:
+    async def _join(self, name: bytes, session: Session, sock: socket.socket) -> Channel | None:
         """Meet a dialler of this host; ``None`` if it cannot be met, as in another network."""
+        assert self._rings is not None
         try:
-            memory, bell = await meet(name, session.token(RING), rings.bell)
+            memory, bell = await meet(name, session.token(RING), self._rings.bell)
         except OSError as error:
             log.info("meeting.failed", peer=session.peer, cause=str(error))
             return None
-        return ring_wire(rings, memory, bell, 1, sock, self._max_bytes)
+        return ring_channel(memory, bell, 1, sock, self._max_bytes)
 
     def _own_planes(self) -> list[str]:
         return best_first(self._planes, self._transports, self._meets)
 
     def _wire(
-        self, sock: socket.socket, peer: str, plane: str, address: bytes, tags: tuple[int, int]
+        self,
+        sock: socket.socket,
+        peer: str,
+        plane: str,
+        address: bytes,
+        tags: tuple[int, int],
+        frames: Channel | None,
     ) -> Wire:
         if plane not in self._planes:
             raise FrameError("plane", f"{plane!r} was renewed while it was chosen")
         if plane in PARCELS:
             tags = frame_tag(tags[0]), frame_tag(tags[1])
         try:
-            return UcxWire(self._planes[plane], address, tags, sock)
+            return UcxWire(self._planes[plane], address, tags, sock, frames)
         except UCXError as error:
             raise PeerLost(peer, f"UCX cannot reach it by {plane}: {error}") from error
 

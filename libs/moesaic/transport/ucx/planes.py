@@ -54,10 +54,14 @@ class PlaneOffer(msgspec.Struct, frozen=True):
 
 
 class PlaneChoice(msgspec.Struct, frozen=True):
-    """The plane that the listener has chosen, and its UCX address there, if it has one."""
+    """The plane that the listener has chosen, its UCX address there, if it has one, and the way of frames.
+
+    With ``ring_frames`` UCX carries the parcels alone, and frames go by rings in shared memory.
+    """
 
     plane: str
     address: bytes
+    ring_frames: bool = False
 
 
 def planes_of(
@@ -131,6 +135,11 @@ def best_first(planes: Collection[str], transports: Transports, meets: bool) -> 
     others = [name for name in planes if name not in PARCELS]
     sockets = [SOCKET] * (transports in ("auto", "socket"))
     return with_parcels + [RING] * meets + others + sockets
+
+
+def rings_lead_to(offer: PlaneOffer) -> bool:
+    """Tell if a dialler can share memory with this process, and offers rings there."""
+    return RING in offer.addresses and offer.host == shared_memory_id()
 
 
 def choose_plane(offer: PlaneOffer, own: Collection[str]) -> str:

@@ -21,14 +21,21 @@ class UcxWire:
     receiver: Receiver
 
     def __init__(
-        self, plane: UcxWorker, address: bytes, tags: tuple[int, int], sock: socket.socket
+        self,
+        plane: UcxWorker,
+        address: bytes,
+        tags: tuple[int, int],
+        sock: socket.socket,
+        frames: Channel | None = None,
     ) -> None:
         """Connect to the worker at ``address``; ``sock`` is the connection of the handshake.
 
         Raises:
             UCXError: see ``UcxWorker.connect``.
         """
-        self._endpoint = plane.connect(address, tags, self._arrive, self._lost, sock.fileno())
+        self._endpoint = plane.connect(
+            address, tags, self._arrive, self._lost, sock.fileno(), frames
+        )
         self._control = Control(sock, self._lost)
 
     @property
@@ -97,19 +104,18 @@ class ChannelWire:
             receiver.on_lost(cause)
 
 
-def ring_wire(
-    rings: RingPlane, memory: int, bell: int, side: int, sock: socket.socket, max_bytes: int
-) -> ChannelWire:
-    """Make a wire of shared memory; it takes over ``memory`` and ``bell``, see ``RingChannel``.
+def ring_channel(
+    memory: int, bell: int, side: int, sock: socket.socket, max_bytes: int
+) -> RingChannel:
+    """Make a channel of shared memory; it takes over ``memory`` and ``bell``, see ``RingChannel``.
 
     Raises:
         FrameError: the memory is no channel's.
     """
     try:
-        channel = RingChannel(memory, side, bell, sock.fileno(), max_bytes)
+        return RingChannel(memory, side, bell, sock.fileno(), max_bytes)
     finally:
         os.close(memory)
-    return ChannelWire(rings, channel, sock)
 
 
 def socket_wire(rings: RingPlane | None, sock: socket.socket, max_bytes: int) -> Wire:

@@ -1,0 +1,72 @@
+"""The benchmarks that a CUDA device is for, and the choice of them for a number of minutes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+RESERVE_S = 20.0  # of the time, for starts and for results to be written
+PATIENCE = 3.0  # an arm may take so many times its estimate, if time is left
+
+
+@dataclass(frozen=True)
+class GpuArm:
+    """One benchmark.
+
+    Attributes:
+        bench: its name for ``moesaic bench``.
+        quick_s: seconds that ``--quick`` takes on an H200, estimated.
+        whole_s: seconds without ``--quick``, estimated.
+        shares_device: several processes use the device, so MPS matters.
+    """
+
+    bench: str
+    quick_s: float
+    whole_s: float
+    shares_device: bool = False
+
+
+# The most telling first. No run has stated these times yet; each run records its own.
+ARMS = (
+    GpuArm("gpu-tests", 100, 100),
+    GpuArm("kernels", 60, 240),
+    GpuArm("serving", 120, 420, shares_device=True),
+    GpuArm("wide", 120, 360, shares_device=True),
+    GpuArm("sampling", 15, 30),
+    GpuArm("aebs", 20, 40),
+    GpuArm("costs", 40, 120),
+)
+
+
+@dataclass(frozen=True)
+class ChosenArm:
+    """An arm that is to run, quick or whole."""
+
+    arm: GpuArm
+    quick: bool
+
+    @property
+    def estimate_s(self) -> float:
+        """Seconds that it should take."""
+        return self.arm.quick_s if self.quick else self.arm.whole_s
+
+    def limit_s(self, left_s: float) -> float:
+        """Count the seconds after which it is ended, if ``left_s`` are left for all."""
+        return min(PATIENCE * self.estimate_s, max(0.0, left_s - RESERVE_S))
+
+
+def chosen(arms: Sequence[GpuArm], seconds: float) -> list[ChosenArm]:
+    """Choose the arms that fit, in their order.
+
+    Each arm that fits as a quick one takes part. Then the first ones become whole, as long as that fits.
+    """
+    left_s, quick = seconds - RESERVE_S, list[GpuArm]()
+    for arm in arms:
+        if arm.quick_s <= left_s:
+            quick.append(arm)
+            left_s -= arm.quick_s
+    turns = []
+    for arm in quick:
+        more_s = arm.whole_s - arm.quick_s
+        whole = more_s <= left_s
+        left_s -= more_s * whole
+        turns.append(ChosenArm(arm, quick=not whole))
+    return turns

@@ -1,0 +1,1 @@
+"""Which service runs on which host of a cluster, and how is it started there?"""

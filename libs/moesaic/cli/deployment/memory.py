@@ -1,0 +1,169 @@
+"""The experts and the KV of each worker of a cluster, as the memory of its GPUs allows."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from moesaic.cli.deployment.hosts import HostsFile, Value
+from moesaic.cli.deployment.services import HostService
+from moesaic.cli.suite.devices import MACHINE, UNKNOWN_BYTES
+from moesaic.cli.suite.memory_plan import SuiteMemory, plan_suite
+from moesaic.cli.suite.options import SuiteOptions
+from moesaic.cli.suite.processes import name_of
+from moesaic.cli.terminal.outcome import CommandError, Exit
+from moesaic.models.configuration.config import ModelConfig
+from moesaic.prefix.blocks import BLOCK_SIZE
+
+if TYPE_CHECKING:
+    from moesaic.settings import ServiceSettings
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class _Workers:
+    """The workers of a cluster, as one suite whose places are all GPUs of all hosts.
+
+    Attributes:
+        names: worker id by the name of the process in the plan.
+        settings: by the name of the process, with a device of its own for each GPU of the cluster.
+        available: bytes by place; several GPUs of one worker are one place with their memory together.
+        homes: by place, the host.
+    """
+
+    names: Mapping[str, str]
+    settings: "Mapping[str, ServiceSettings]"
+    available: Mapping[str, int]
+    homes: Mapping[str, str]
+
+
+def computed_settings(
+    cluster: HostsFile,
+    services: list[HostService],
+    settings: "Mapping[str, ServiceSettings]",
+    config: ModelConfig,
+) -> dict[str, dict[str, Value]]:
+    """Compute the slots of expert workers, and the memory of workers that share a GPU.
+
+    Expert workers on CPUs divide the experts evenly. If ``gpu_memory`` is not known for all GPUs, workers there decide
+    at their start.
+
+    Args:
+        cluster: checked.
+        services: of all hosts.
+        settings: of each service, by its worker id.
+        config: of the model.
+
+    Returns:
+        Settings by worker id.
+
+    Raises:
+        CommandError: there are fewer slots than experts, or a GPU has too little memory.
+    """
+    experts = [each for each in services if each.role == "expert"]
+    if not experts:
+        return {}
+    least = _least_slots(experts, config.moe.num_experts)
+    on_cpus = {each.worker_id: {"slots_per_layer": least} for each in experts if not each.gpus}
+    if not all(cluster.memory_of(name) for name, host in cluster.hosts.items() if host.gpus):
+        return on_cpus
+    workers = _as_suite(cluster, services, settings)
+    plan = _roomiest(workers, config, least)
+    found: dict[str, dict[str, Value]] = {**on_cpus}
+    by_name = {process.name: process for process in plan.processes}
+    for name, worker_id in workers.names.items():
+        process = by_name[name]
+        if process.place == MACHINE:
+            continue
+        if process.role == "expert":
+            limit = plan.expert_limit(process)
+            found[worker_id] = {"slots_per_layer": plan.slots, "max_expert_bytes": limit}
+        elif sum(each.place == process.place for each in plan.processes) > 1:
+            found[worker_id] = {"kv_blocks": plan.kv_tokens // BLOCK_SIZE}
+    return found
+
+
+def _least_slots(experts: list[HostService], num_experts: int) -> int:
+    """Divide the experts of a layer among workers, but for slots that the description gives.
+
+    Raises:
+        CommandError: it gives too few.
+    """
+    given = [int(each.settings.get("slots_per_layer", 0)) for each in experts]
+    left = num_experts - sum(given)
+    if open_workers := given.count(0):
+        return min(num_experts, max(1, -(-left // open_workers)))
+    if left > 0:
+        raise CommandError(
+            f"settings.slots_per_layer: {len(given)} expert workers have {sum(given)} slots for {num_experts} experts "
+            f"of a layer; give {-(-num_experts // len(given))}, or more expert workers",
+            Exit.USAGE,
+        )
+    return max(given)
+
+
+def _as_suite(
+    cluster: HostsFile,
+    services: list[HostService],
+    settings: "Mapping[str, ServiceSettings]",
+) -> _Workers:
+    names: dict[str, str] = {}
+    made: dict[str, ServiceSettings] = {}
+    available = {MACHINE: UNKNOWN_BYTES}
+    homes: dict[str, str] = {}
+    places: dict[tuple[str, int], str] = {}
+    counts: dict[str, int] = {}
+    for service in services:
+        if not service.worker:
+            continue
+        number = counts[service.role] = counts.get(service.role, -1) + 1
+        name, worker_id = name_of(service.role, number), service.worker_id
+        names[name], made[name] = worker_id, settings[worker_id]
+        if not service.gpus:
+            continue
+        place = places.setdefault((service.host, service.gpus[0]), f"cuda:{len(places)}")
+        homes[place] = (
+            f"GPU {cluster.hosts[service.host].gpus[service.gpus[0]]} of host {service.host}"
+        )
+        available[place] = cluster.memory_of(service.host) * len(service.gpus)
+        made[name] = made[name].model_copy(update={"device": place, "tensor_parallel": 1})
+    return _Workers(names, made, available, homes)
+
+
+def _roomiest(workers: _Workers, config: ModelConfig, least: int) -> SuiteMemory:
+    """Plan the most slots that leave the KV as it is with the least.
+
+    Raises:
+        CommandError: not even the least fit.
+    """
+    roles = [name.rpartition("-")[0] for name in workers.names]
+    options = SuiteOptions(
+        topology="disaggregated",
+        attention=roles.count("attention"),
+        experts=roles.count("expert"),
+        slots_per_layer=least,
+    )
+
+    def plan(slots: int) -> SuiteMemory:
+        return plan_suite(
+            replace(options, slots_per_layer=slots), config, workers.settings, workers.available
+        )
+
+    best = plan(least)
+    for place, needed in best.needed.items():
+        if needed > best.room(place):
+            raise CommandError(
+                f"gpu_memory: {workers.homes.get(place, place)}: its workers need {needed / GIB:.1f} GiB with "
+                f"{least} slots a layer, and may take {best.room(place) / GIB:.1f} GiB; give more GPUs to expert, or a "
+                "smaller settings.max_model_len",
+                Exit.USAGE,
+            )
+    low, high = least, config.moe.num_experts
+    while low < high:
+        middle = (low + high + 1) // 2
+        tried = plan(middle)
+        if tried.fits and tried.kv_tokens == best.kv_tokens:
+            low = middle
+        else:
+            high = middle - 1
+    return plan(low)

@@ -1,0 +1,1 @@
+../../../../deploy/make_secrets.py
