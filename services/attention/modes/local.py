@@ -5,6 +5,7 @@ from functools import partial
 from moesaic.dispatch.contract import Step
 from moesaic.dispatch.local import LocalDispatcher, LocalStep
 from moesaic.engine.shortcuts import LocalSteps, Shortcut
+from moesaic.models.configuration.captured import captures
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.decode_graphs import DecodeGraphs
 from moesaic.models.layers.kv_cache import KVCache
@@ -49,7 +50,7 @@ def _shortcut(worker: WorkerParts, dispatcher: LocalDispatcher, cache: KVCache) 
             return decoder.whole_steps(cache, step.experts.kernels)
 
         return LocalSteps(whole_of) if whole_of(dispatcher.begin_step()) else None
-    if not settings.decode_graphs or settings.tensor_parallel > 1:
+    if not captures(settings):
         return None
     exact = partial(dispatcher.dispatch, dispatcher.begin_step())
     most_rows, max_length = settings.max_num_seqs, longest_context(decoder, cache)

@@ -5,6 +5,7 @@ from functools import partial
 from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
 from moesaic.dispatch.routed.whole_steps import RoutedSteps
 from moesaic.engine.shortcuts import SegmentedSteps, Shortcut
+from moesaic.models.configuration.captured import captures
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.decode_segments import DecodeSegments
 from moesaic.models.layers.kv_cache import KVCache
@@ -35,8 +36,7 @@ async def open_routed(worker: WorkerParts) -> Mode:
 def _shortcut(worker: WorkerParts, dispatcher: RoutedDispatcher, cache: KVCache) -> Shortcut | None:
     settings, decoder = worker.settings, worker.decoder
     if settings.device != "cpu":
-        captures = settings.decode_graphs and settings.tensor_parallel == 1
-        return _segments(worker, dispatcher, cache) if captures else None
+        return _segments(worker, dispatcher, cache) if captures(settings) else None
     whole = decoder.whole_steps(cache)
     if whole is None:
         return None

@@ -4,11 +4,17 @@
 #   Scratch    all sizes share the memory of the largest, one buffer of logits and one of block tables.
 """Numbers of rows of captured decode steps, and the bytes that they keep."""
 
+from typing import TYPE_CHECKING
+
 from moesaic.kernels.attention_pieces import most_pieces
 from moesaic.models.configuration.architecture import LatentAttention, ModelConfig
 from moesaic.models.configuration.sizes import Numbers, row_numbers
 from moesaic.prefix.blocks import BLOCK_SIZE
 
+if TYPE_CHECKING:  # it takes pydantic, which commands do without
+    from moesaic.settings import ServiceSettings
+
+CAPTURING = "local", "routed"  # ways of --dispatch
 _NODES_PER_LAYER = 16  # launches of one layer
 _NODE_BYTES = 8 << 10  # what the driver keeps of a launch; estimated, not measured
 
@@ -41,3 +47,21 @@ def captured_bytes(config: ModelConfig, numbers: Numbers, max_rows: int, max_len
     tables = 4 * -(-max_length // BLOCK_SIZE)
     nodes = len(sizes) * config.num_layers * _NODES_PER_LAYER * _NODE_BYTES
     return sizes[-1] * (activations + logits + partial_sums + tables) + nodes
+
+
+def captures(settings: "ServiceSettings") -> bool:
+    """Return true if a worker with ``settings`` captures its decode steps."""
+    return (
+        getattr(settings, "device", "cpu") != "cpu"
+        and getattr(settings, "dispatch", None) in CAPTURING
+        and getattr(settings, "decode_graphs", False)
+        and getattr(settings, "tensor_parallel", 1) == 1
+    )
+
+
+def captured_bytes_of(settings: "ServiceSettings", config: ModelConfig, numbers: Numbers) -> int:
+    """Estimate as ``captured_bytes``, for contexts of any length; 0 of a worker that captures nothing."""
+    if not captures(settings):
+        return 0
+    max_rows = getattr(settings, "max_num_seqs", 64)
+    return captured_bytes(config, numbers, max_rows, config.max_positions)

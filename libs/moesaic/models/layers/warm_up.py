@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from moesaic.kernels.sampling import PickRules, pick_tokens
 from moesaic.kernels.warm_up import row_counts, warming
 from moesaic.models.layers.decoder import Decoder, MoELayer
 from moesaic.models.layers.step_batch import StepBatch
@@ -41,6 +42,8 @@ async def warm_up(
             batch.token_ids = [token % config.vocab_size for token in batch.token_ids]
             await decoder.forward(batch, cache, moe)
             await asyncio.sleep(0)
+        # One kernel has all rules.
+        pick_tokens(torch.zeros(1, config.vocab_size, device=device), [PickRules(1.0)])
 
 
 def batches(
