@@ -24,7 +24,7 @@ from moesaic.kernels.triton.gate import select_experts
 from moesaic.kernels.triton.grouped_experts import grouped_experts
 from moesaic.kernels.triton.grouped_products import SlotWeights
 from moesaic.kernels.triton.kv_rows import store_grouped
-from moesaic.kernels.triton.paged_attention import paged_attention
+from moesaic.kernels.triton.split_attention import paged_attention
 from moesaic.messages.substitution import Substitution
 
 BLOCK_SIZE = 16

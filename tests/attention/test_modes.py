@@ -54,7 +54,6 @@ class TestLocalOffload(ModeContract):
 class TestRouted(ModeContract):
     dispatch, hows, placed = "routed", ({"exchange": "direct"},), True
     refused = (
-        ({"decode_graph_tokens": 64}, "needs a CUDA --device"),
         ({"offload": True}, "--offload belongs to --dispatch local and gathered, got routed"),
     )
 

@@ -31,7 +31,8 @@ from moesaic.kernels.triton.gate import select_experts
 from moesaic.kernels.triton.grouped_experts import grouped_experts
 from moesaic.kernels.triton.grouped_products import SlotWeights, linear
 from moesaic.kernels.triton.kv_rows import rotate, store_grouped, store_latent
-from moesaic.kernels.triton.paged_attention import paged_attention
+from moesaic.kernels.triton.sampling import pick_tokens
+from moesaic.kernels.triton.split_attention import paged_attention
 from moesaic.messages.substitution import Substitution
 from moesaic.placement.schedule.aebs import Costs
 
@@ -79,6 +80,7 @@ def compile_instead(self: Any, *args: Any, grid: object, warmup: bool, **options
         "wgmma": ptx.count("wgmma.mma_async"),
         "wgmma_waits": sass.count("WARPGROUP.DEPBAR"),
         "mma": ptx.count("mma.sync"),
+        "fused": ptx.count("fma.rn.f64"),
         "async_copies": len(re.findall(r"cp\.async\.c[ag]\.", ptx)),
     }
     print(json.dumps(facts), flush=True)
@@ -211,6 +213,9 @@ def on_less_memory() -> None:
 
 
 CASES = {
+    "sampling": lambda: pick_tokens(
+        empty(64, 151_936, dtype=torch.float32), empty(5, 64, dtype=torch.int64), 44
+    ),
     "gate": gates,
     "schedule": schedule,
     "brownout": brownout,
