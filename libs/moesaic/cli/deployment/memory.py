@@ -153,9 +153,10 @@ def _roomiest(workers: _Workers, config: ModelConfig, least: int) -> SuiteMemory
     best = plan(least)
     for place, needed in best.needed.items():
         if needed > best.room(place):
+            home = workers.homes.get(place, place)
             experts = f"{least} slots a layer" if least else "all experts"
             raise CommandError(
-                f"gpu_memory: {workers.homes.get(place, place)}: its workers need {needed / GIB:.1f} GiB with {experts}, "
+                f"gpu_memory: {home}: its workers need {needed / GIB:.1f} GiB with {experts}, "
                 f"and may take {best.room(place) / GIB:.1f} GiB; give more GPUs to expert, or a smaller "
                 "settings.max_model_len",
                 Exit.USAGE,
