@@ -389,6 +389,10 @@ WRONG = {
     "CPU and GPU": (SHARED.replace("[0, 1]", "1"), "hosts.a.attention, expert: give GPUs to all"),
     "no size": (SHARED.replace("24G", "much"), "gpu_memory much: it must be a number with a unit"),
     "no memory": (SHARED.replace("24G", "1G"), "gpu_memory: GPU 0 of host a: its workers need"),
+    "no memory for all": (
+        SHARED.replace("24G", "2G").replace("expert = [0, 1]", ""),
+        "GPU 0 of host a: its workers need .* with all experts",
+    ),
     "RDMA without data": (TWO_HOSTS.replace('data = "10.1.0.2"', ""), "hosts.beta.data: give the"),
     "two Redis": (
         SMALL.replace("expert", 'services = ["redis"]\nexpert').replace(
@@ -439,7 +443,7 @@ def test_what_is_wrong_is_named_with_its_fix_and_nothing_is_written(
     tmp_path: Path, model: Path, kind: str
 ) -> None:
     description, complaint = WRONG[kind]
-    if kind == "no memory":
+    if kind.startswith("no memory"):
         (model / "config.json").write_text(json.dumps(LARGE))
 
     said = refusal(tmp_path, description)

@@ -61,9 +61,9 @@ def computed_settings(
         CommandError: there are fewer slots than experts, or a GPU has too little memory.
     """
     experts = [each for each in services if each.role == "expert"]
-    if not experts:
+    if "edge-agent" in cluster.roles:
         return {}
-    least = _least_slots(experts, config.moe.num_experts)
+    least = _least_slots(experts, config.moe.num_experts) if experts else 0
     on_cpus: dict[str, dict[str, Value]] = {
         each.worker_id: {"slots_per_layer": least} for each in experts if not each.gpus
     }
@@ -133,17 +133,16 @@ def _as_suite(
 
 
 def _roomiest(workers: _Workers, config: ModelConfig, least: int) -> SuiteMemory:
-    """Plan the most slots that leave the KV as it is with the least.
+    """Plan the most slots that leave the KV as it is with the least; 0: attention workers have all experts.
 
     Raises:
         CommandError: not even the least fit.
     """
     roles = [name.rpartition("-")[0] for name in workers.names]
     options = SuiteOptions(
-        topology="disaggregated",
+        topology="disaggregated" if least else "local",
         attention=roles.count("attention"),
         experts=roles.count("expert"),
-        slots_per_layer=least,
     )
 
     def plan(slots: int) -> SuiteMemory:
@@ -154,13 +153,15 @@ def _roomiest(workers: _Workers, config: ModelConfig, least: int) -> SuiteMemory
     best = plan(least)
     for place, needed in best.needed.items():
         if needed > best.room(place):
+            home = workers.homes.get(place, place)
+            experts = f"{least} slots a layer" if least else "all experts"
             raise CommandError(
-                f"gpu_memory: {workers.homes.get(place, place)}: its workers need {needed / GIB:.1f} GiB with "
-                f"{least} slots a layer, and may take {best.room(place) / GIB:.1f} GiB; give more GPUs to expert, or a "
-                "smaller settings.max_model_len",
+                f"gpu_memory: {home}: its workers need {needed / GIB:.1f} GiB with {experts}, "
+                f"and may take {best.room(place) / GIB:.1f} GiB; give more GPUs to expert, or a smaller "
+                "settings.max_model_len",
                 Exit.USAGE,
             )
-    low, high = least, config.moe.num_experts
+    low, high = least, config.moe.num_experts if least else 0
     while low < high:
         middle = (low + high + 1) // 2
         tried = plan(middle)
