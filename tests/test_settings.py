@@ -10,6 +10,7 @@ import pytest
 
 from moesaic.addresses import public_url
 from moesaic.loopback import plain_host
+from moesaic.models.configuration.captured import captures
 from moesaic.services.attention.settings import AttentionSettings
 from moesaic.services.expert.settings import ExpertSettings
 from moesaic.settings import ModelSettings, ServiceSettings, redacted
@@ -264,17 +265,21 @@ def test_a_place_where_ranks_cannot_meet_is_refused(
     )
 
 
-@pytest.mark.parametrize("dispatch", ["local", "routed"])
-def test_decode_graphs_need_a_gpu(capsys: pytest.CaptureFixture[str], dispatch: Any) -> None:
-    flags = ("--decode-graph-tokens", "4096", "--dispatch", dispatch)
-
-    text = refusal(capsys, AttentionSettings, "--model", "m", *flags)
-
-    assert "--decode-graph-tokens needs a CUDA --device, got cpu" in text
-    captured = AttentionSettings(
-        model="m", dispatch=dispatch, device="cuda", decode_graph_tokens=4096
-    )
-    assert captured.decode_graph_tokens == 4096
+@pytest.mark.parametrize(
+    ("given", "captured"),
+    [
+        ({"dispatch": "local", "device": "cuda"}, True),
+        ({"dispatch": "routed", "device": "cuda:1"}, True),
+        ({"dispatch": "local", "device": "cuda", "decode_graphs": False}, False),
+        ({"dispatch": "local", "device": "cuda", "tensor_parallel": 2}, False),
+        ({"dispatch": "local", "device": "cpu"}, False),
+        ({"dispatch": "gathered", "device": "cpu"}, False),
+    ],
+)
+def test_decode_steps_are_captured_on_a_gpu_by_default(
+    given: dict[str, Any], captured: bool
+) -> None:
+    assert captures(AttentionSettings(model="m", **given)) is captured
 
 
 @pytest.mark.parametrize("way", ["reduce", "relay"])

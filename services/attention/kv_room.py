@@ -3,6 +3,7 @@
 import structlog
 
 from moesaic.engine.sequences.blocks import blocks_for
+from moesaic.models.configuration.captured import captured_bytes_of
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.configuration.sizes import (
     LEAST_KV_TOKENS,
@@ -31,6 +32,7 @@ def kv_blocks_of(settings: AttentionSettings, config: ModelConfig) -> int:
     block_bytes = BLOCK_SIZE * kv_bytes(config, numbers)
     rows = settings.max_num_batched_tokens
     step = step_bytes(config, numbers, rows, min(rows, settings.max_num_seqs))
+    step += captured_bytes_of(settings, config, numbers)
     left = max(0, memory_of(device_named(settings.device)).free - step)
     memory_bytes = int(settings.kv_memory_fraction * left)
     if settings.device == "cpu":

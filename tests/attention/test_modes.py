@@ -48,16 +48,12 @@ class TestLocal(ModeContract):
 
 class TestLocalOffload(ModeContract):
     dispatch, hows = "local", ({"offload": True},)
-    refused = (
-        TOO_LITTLE,
-        ({"device": "cuda"}, "--offload needs --device cpu"),
-    )
+    refused = (TOO_LITTLE, (TOO_LITTLE[0] | {"device": "cuda"}, "for 2 layers in transfer"))
 
 
 class TestRouted(ModeContract):
     dispatch, hows, placed = "routed", ({"exchange": "direct"},), True
     refused = (
-        ({"decode_graph_tokens": 64}, "needs a CUDA --device"),
         ({"offload": True}, "--offload belongs to --dispatch local and gathered, got routed"),
     )
 
@@ -73,6 +69,7 @@ class TestGathered(ModeContract):
     dispatch, hows, listens = "gathered", SHARES, True
     refused = (
         TOO_LITTLE,
+        (TOO_LITTLE[0] | {"device": "cuda"}, "for 2 layers in transfer"),
         NO_SUCH_SHARE,
         NO_ROWS_TRAVEL,
     )

@@ -61,7 +61,7 @@ def played_graphs() -> Iterator[list[Any]]:
     pools: list[Any] = []
 
     @contextmanager
-    def graph(captured: PlayedGraph, pool: Any = None) -> Iterator[None]:
+    def graph(captured: PlayedGraph, pool: Any = None, **_: Any) -> Iterator[None]:
         pools.append(pool)
         current.append(captured)
         with _Capture(captured):

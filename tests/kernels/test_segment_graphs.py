@@ -12,9 +12,14 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from benchmarks.parity.cases import CASES, ParityCase, build_reference, prompt_of
 from moesaic.models.layers import decode_segments
-from moesaic.models.layers.decode_segments import DecodeSegments, SegmentedDecode
+from moesaic.models.layers.decode_segments import (
+    DecodeSegments,
+    SegmentedDecode,
+    SegmentTensors,
+)
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.layers.rope import RotaryEmbedding
+from moesaic.models.layers.static_decode import DecodeShapes
 from moesaic.models.layers.warm_up import experts_elsewhere, warm_up
 from tests.kernels.played_graphs import played_graphs
 from tests.kernels.test_whole_models import decode_batch, served_on
@@ -83,7 +88,8 @@ def test_captured_segments_read_and_write_only_what_stays_where_it_is(
         served.forward([([5, 6, 7], 0, TABLES[0]), ([8], 0, TABLES[1])])
     monkeypatch.setattr(RotaryEmbedding, "rotation", RotaryEmbedding.compute)  # as on a GPU
     monkeypatch.setattr(decode_segments, "compile_kernels", lambda device, compute: None)
-    step = SegmentedDecode(cut.decoder, cut.cache, num_rows=2, max_length=24)
+    tensors = SegmentTensors(cut.decoder, cut.cache, DecodeShapes(2, 24))
+    step = SegmentedDecode(cut.decoder, cut.cache, tensors, num_rows=2)
 
     with played_graphs() as pools:
         assert step.capture(None) == "pool"

@@ -12,7 +12,7 @@ from benchmarks.parity.cases import CASES, ParityCase, Served, build_reference, 
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.models.layers import decoder
 from moesaic.models.layers.decode_graphs import DecodeGraphs, at_once
-from moesaic.models.layers.static_decode import StaticDecode
+from moesaic.models.layers.static_decode import DecodeShapes, StaticDecode, StepTensors
 from moesaic.models.layers.step_batch import StepBatch
 from moesaic.models.weights.checkpoint import Checkpoint
 
@@ -104,12 +104,15 @@ def test_a_step_of_fixed_shape_equals_a_free_one(
     a, b = prompt_of(25, seed=1), prompt_of(12, seed=2)
     tables = [9, 8, 7, 6, 5], [2, 0]
     served.forward([(a[:24], 0, tables[0]), (b[:11], 0, tables[1])])
-    static = StaticDecode(served.decoder, served.cache, num_rows=4, max_length=32)
+    tensors = StepTensors(served.decoder, served.cache, DecodeShapes(3, 32))
+    static = StaticDecode(served.decoder, served.cache, tensors, num_rows=4)
     at_once(static.compute(served.moe))  # before there are rows it writes nothing
 
     batch = decode_batch([(b[11], 11, tables[1]), (a[24], 24, tables[0])])
-    static.fill(batch)
-    got = at_once(static.compute(served.moe)).cpu()
+    tensors.fill(decode_batch([(1, 24, tables[0])] * 3), 4)  # of which nothing may be left
+    tensors.fill(batch, 4)
+    at_once(static.compute(served.moe))
+    got = tensors.logits.cpu()
 
     kept = [served.cache.rows(layer).clone() for layer in range(served.config.num_layers)]
     expected = served.forward([(b[11:], 11, tables[1]), (a[24:], 24, tables[0])]).cpu()

@@ -5,12 +5,14 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from moesaic.dispatch import local
 from moesaic.experts import slots
 from moesaic.kernels import aebs
 from moesaic.kernels.triton import add_rms_norm as add_rms_norm_triton
 from moesaic.kernels.triton import aebs as aebs_triton
+from moesaic.kernels.triton import brownout as brownout_triton
 from moesaic.kernels.triton import kv_rows as kv_rows_triton
-from moesaic.kernels.triton import paged_attention as paged_attention_triton
+from moesaic.kernels.triton import split_attention
 from moesaic.models.layers import attention_plan, decoder, gating, grouped_query, latent
 
 
@@ -39,5 +41,6 @@ def take_the_ways_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latent, "rotate", kv_rows_triton.rotate)
     monkeypatch.setattr(gating.Gating, "select", gating.Gating.select_on_gpu)
     monkeypatch.setattr(slots.SlotTable, "compute_slots", compute_slots)
-    monkeypatch.setattr(attention_plan, "paged_attention", paged_attention_triton.paged_attention)
+    monkeypatch.setattr(attention_plan, "paged_attention", split_attention.paged_attention)
     monkeypatch.setattr(aebs, "schedule_experts", aebs_triton.schedule_experts)
+    monkeypatch.setattr(local, "split_choices", brownout_triton.split_choices)

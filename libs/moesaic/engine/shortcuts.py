@@ -109,6 +109,7 @@ class SegmentedSteps(_OnePart):
 
         def dispatch(layer: int, hidden_states: Tensor) -> Awaitable[Tensor]:
             self._layers_done += 1
-            return self._dispatcher.dispatch(step, layer, hidden_states)
+            promised = batch.promised and batch.promised.enter(layer)
+            return self._dispatcher.dispatch(step, layer, hidden_states, promised)
 
         return await self._segments.forward(batch, dispatch)

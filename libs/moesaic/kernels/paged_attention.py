@@ -40,7 +40,7 @@ def paged_attention(
             sinks, arXiv:2309.17453, learnt as in gpt-oss); None: there are none.
     """
     if queries.is_cuda:
-        from moesaic.kernels.triton import paged_attention as kernel
+        from moesaic.kernels.triton import split_attention as kernel
 
         kernel.paged_attention(queries, cached, rows, layout, block_size, scale, window, out, sinks)
     elif usable(queries):

@@ -4,7 +4,8 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, get_args
+from itertools import accumulate, groupby
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -61,6 +62,21 @@ class LayerSubstitution:
         return None if self.lost is None else self.lost.numpy().astype(np.uint8)
 
 
+class LevelTables(NamedTuple):
+    """Promises as a GPU's kernels take them.
+
+    Attributes:
+        by_phase: int32 ``[2 + 3 * most]``: the number of phases; by phase the levels' indices, then their
+            thresholds in parts; then where each phase begins, and the end.
+        level_of_row: uint8 ``[T]``; ``most`` for a row that counts nowhere.
+        most: levels that there may be.
+    """
+
+    by_phase: Tensor
+    level_of_row: Tensor
+    most: int
+
+
 class PromisedRows:
     """The rows of a batch with what they are promised, and how far that went, layer by layer.
 
@@ -83,6 +99,7 @@ class PromisedRows:
         shape = num_layers, len(self.level_of_row)
         self.degraded = torch.zeros(shape, dtype=torch.int32, device=device)
         self._layer = 0
+        self._tables: LevelTables | None = None
         self._parts: list[tuple[Tensor, PromisedRows]] = []
 
     def __len__(self) -> int:
@@ -110,6 +127,14 @@ class PromisedRows:
         return whole(*(level.parts for level in self.levels)), whole(
             *(level.phase for level in self.levels)
         )
+
+    def tables(self) -> LevelTables:
+        """Return the promises on the device of ``degraded``; all layers share them."""
+        if self._tables is None:
+            by_phase, device = _by_phase(self.levels, len(self.levels)), self.degraded.device
+            tables = on_device(by_phase, device), on_device(self.level_of_row, device)
+            self._tables = LevelTables(*tables, len(self.levels))
+        return self._tables
 
     def enter(self, layer: int) -> "PromisedRows":
         """Count in this layer from now on."""
@@ -140,3 +165,53 @@ class PromisedRows:
             self.degraded[:, index.to(self.degraded.device)] += part.degraded
         self._parts.clear()
         return self.degraded.cpu()
+
+
+class StaticPromises(PromisedRows):
+    """Promises to a fixed number of rows, in tensors that stay: a captured step reads them there."""
+
+    MOST_LEVELS = 16
+
+    def __init__(self, num_rows: int, device: torch.device, num_layers: int) -> None:
+        """Promise nothing to ``num_rows`` rows on ``device``."""
+        super().__init__((), torch.zeros(num_rows, dtype=torch.uint8), device, num_layers)
+        nothing = _by_phase((), self.MOST_LEVELS).to(device)
+        self._tables = LevelTables(
+            nothing, self.level_of_row.to(device) + self.MOST_LEVELS, self.MOST_LEVELS
+        )
+
+    @classmethod
+    def takes(cls, promised: PromisedRows) -> bool:
+        """Return true if promises to rows have few enough levels."""
+        return len(promised.levels) <= cls.MOST_LEVELS
+
+    def fill(self, promised: PromisedRows) -> None:
+        """Take promises that ``takes`` accepts; the rows behind them count nowhere."""
+        by_phase, level_of_row, _ = self.tables()
+        by_phase.copy_(_by_phase(promised.levels, self.MOST_LEVELS))
+        levels = torch.full((len(self),), self.MOST_LEVELS, dtype=torch.uint8)
+        levels[: len(promised)] = promised.level_of_row
+        level_of_row.copy_(levels)
+
+    def settle_in(self, promised: PromisedRows) -> None:
+        """Hand over the degraded choices of the rows that were filled in."""
+        promised.degraded.copy_(self.degraded[:, : len(promised)])
+
+
+def _by_phase(levels: Sequence[Level], most: int) -> Tensor:
+    """Lay out up to ``most`` levels as ``LevelTables`` says."""
+    order = sorted(range(len(levels)), key=lambda index: levels[index].phase)
+    sizes = [len(list(same)) for _, same in groupby(levels[index].phase for index in order)]
+    table = torch.zeros(2 + 3 * most, dtype=torch.int32)
+    table[0] = len(sizes)
+    table[1 : 1 + len(order)] = torch.tensor(order)
+    table[1 + most : 1 + most + len(order)] = torch.tensor([levels[i].parts for i in order])
+    table[1 + 2 * most : 2 + 2 * most + len(sizes)] = torch.tensor([0, *accumulate(sizes)])
+    return table
+
+
+def on_device(table: Tensor, device: torch.device) -> Tensor:
+    """Copy a small table to ``device`` without waiting for it."""
+    if device.type != "cuda":
+        return table.to(device)
+    return table.pin_memory().to(device, non_blocking=True)

@@ -2,10 +2,12 @@
 
 Weights of tokens are whole numbers, ``round(2^bits * e^((logit - largest) / temperature))``. Their
 sums are exact, so a row's token depends only on its logits, rules and draw. The order of additions,
-other rows and the number of threads do not matter. A token that weighs less than ``2^-44`` of the
-most likely one is not picked.
+other rows and the number of threads do not matter. The exponential is made of products and sums that
+are rounded one by one, so processors and GPUs pick the same tokens. A token that weighs less than
+``2^-44`` of the most likely one is not picked.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,9 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from moesaic.kernels.promised import on_device
 from moesaic.native.library import lib, scratch, usable
 
 DRAW_BITS = 53  # of a draw, as of a top-p
+# Of e^x = 2^n * e^r: C and Triton kernels have the same numbers.
+LOG2_E = 1.4426950408889634
+LN2 = 6.93147180369123816490e-1, 1.90821492927058770002e-10  # in two parts
+SERIES = tuple(1.0 / math.factorial(i) for i in range(12, -1, -1))
+SHIFT = 6755399441055744.0  # 1.5 * 2^52: what it is added to, and taken from, is rounded to a whole number
 _MOST_BITS = 44
 _MOST_SHARPNESS = 1e300
 _ROWS_AT_ONCE = 8  # sorting takes 40 bytes for each entry of these rows
@@ -31,7 +39,7 @@ class PickRules(NamedTuple):
     draw: float = 0.0  # in [0, 1): the token
 
 
-class _Numbers:
+class RuleNumbers:
     """The rules of all rows as numbers.
 
     Attributes:
@@ -54,6 +62,11 @@ class _Numbers:
         self.min_weight = np.ceil(np.ldexp(min_p, self.bits)).astype(np.int64)
         self.draws = np.ldexp(draws, DRAW_BITS).astype(np.int64)
 
+    def table(self) -> Tensor:
+        """Return the columns below each other, int64 ``[5, R]``; the sharpness as the bits of its float64."""
+        columns = (self.top_k, self.top_p, self.min_weight, self.draws)
+        return torch.from_numpy(np.stack([self.sharpness.view(np.int64), *columns]))
+
 
 def pick_tokens(logits: Tensor, rules: Sequence[PickRules]) -> list[int]:
     """Pick a token of each row.
@@ -70,12 +83,14 @@ def pick_tokens(logits: Tensor, rules: Sequence[PickRules]) -> list[int]:
     """
     if not rules:
         return []
+    if logits.is_cuda:
+        return pick_on_gpu(logits, rules)
     if not usable(logits):
         return pick_tokens_reference(logits, rules)
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     vocab, threads = logits.shape[1], min(torch.get_num_threads(), len(rules))
-    numbers, tokens = _Numbers(rules, vocab), np.empty(len(rules), np.int64)
+    numbers, tokens = RuleNumbers(rules, vocab), np.empty(len(rules), np.int64)
     lib().sample(
         logits=logits.data_ptr(),
         stride=logits.stride(0),
@@ -94,6 +109,16 @@ def pick_tokens(logits: Tensor, rules: Sequence[PickRules]) -> list[int]:
     return tokens.tolist()
 
 
+def pick_on_gpu(logits: Tensor, rules: Sequence[PickRules]) -> list[int]:
+    """Pick as ``pick_tokens``, with a Triton kernel; waits for the device once."""
+    from moesaic.kernels.triton import sampling as kernel
+
+    numbers = RuleNumbers(rules, logits.shape[1])
+    table = on_device(numbers.table(), logits.device)
+    tokens: list[int] = kernel.pick_tokens(logits.contiguous(), table, numbers.bits).tolist()
+    return tokens
+
+
 def pick_tokens_reference(logits: Tensor, rules: Sequence[PickRules]) -> list[int]:
     """Pick as ``pick_tokens``, in torch's own operations: the vocabulary is sorted."""
     tokens = []
@@ -104,16 +129,18 @@ def pick_tokens_reference(logits: Tensor, rules: Sequence[PickRules]) -> list[in
 
 
 def _pick(logits: Tensor, rules: Sequence[PickRules]) -> list[int]:
-    numbers = _Numbers(rules, logits.shape[1])
+    greedy = _first_of_largest(logits)
+    if all(how.temperature <= 0 for how in rules):
+        return greedy.squeeze(1).tolist()
+    numbers = RuleNumbers(rules, logits.shape[1])
 
     def column(values: np.ndarray | Sequence[int]) -> Tensor:
         return torch.as_tensor(values, device=logits.device).unsqueeze(1)
 
-    greedy = logits.argmax(dim=-1, keepdim=True)
-    most, sharpness = logits.gather(1, greedy).double(), column(numbers.sharpness)
-    parts = ((logits.double() - most) * sharpness).clamp(min=-64).exp()
-    weights = parts.ldexp(torch.tensor(numbers.bits)).round().long()
+    most, sharpness = logits.gather(1, greedy), column(numbers.sharpness)
+    weights = _weigh((logits.double() - most.double()) * sharpness, numbers.bits)
     if any(how.top_k or how.top_p < 1 or how.min_p for how in rules):
+        logits = logits.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
         ids = logits.sort(dim=-1, descending=True, stable=True).indices
         ordered = weights.gather(1, ids)
         rank = torch.arange(logits.shape[1], device=logits.device)
@@ -129,4 +156,26 @@ def _pick(logits: Tensor, rules: Sequence[PickRules]) -> list[int]:
     draws = zip(numbers.draws.tolist(), bounds[:, -1].tolist(), strict=True)
     at = column([draw * total >> DRAW_BITS for draw, total in draws])
     drawn = torch.searchsorted(bounds, at, right=True)
-    return torch.where(sharpness > 0, drawn, greedy).squeeze(1).tolist()
+    is_drawn = (sharpness > 0) & most.isfinite() & (bounds[:, -1:] > 0)
+    return torch.where(is_drawn, drawn, greedy).squeeze(1).tolist()
+
+
+def _first_of_largest(logits: Tensor) -> Tensor:
+    """Return the token of the largest logit, ``[R, 1]``: of equal ones the first, and no NaN if there is another."""
+    # The bits of floats order as they do, if those behind the sign are turned round in negative ones.
+    bits = torch.where(logits == 0, 0.0, logits).contiguous().view(torch.int32)
+    keys = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).masked_fill(logits.isnan(), -(2**31)).long()
+    columns = torch.arange(logits.shape[1] - 1, -1, -1, device=logits.device)
+    return ((keys << 32) | columns).argmax(dim=-1, keepdim=True)
+
+
+def _weigh(exponents: Tensor, bits: int) -> Tensor:
+    """Return ``round(2^bits * e^x)`` of float64 ``[R, V]``, at most 0; 0 of NaN, and of what is below -64."""
+    x = torch.where(exponents > -64, exponents, -64.0)
+    n = (x * LOG2_E + SHIFT) - SHIFT
+    r = (x - n * LN2[0]) - n * LN2[1]
+    p = torch.full_like(r, SERIES[0])
+    for coefficient in SERIES[1:]:
+        p = p * r + coefficient
+    power = ((n.long() + (1023 + bits)) << 52).view(torch.float64)
+    return (p * power).round().long()

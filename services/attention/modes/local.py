@@ -5,9 +5,11 @@ from functools import partial
 from moesaic.dispatch.contract import Step
 from moesaic.dispatch.local import LocalDispatcher, LocalStep
 from moesaic.engine.shortcuts import LocalSteps, Shortcut
+from moesaic.models.configuration.captured import captures
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.decode_graphs import DecodeGraphs
 from moesaic.models.layers.kv_cache import KVCache
+from moesaic.models.layers.static_decode import longest_context
 from moesaic.models.layers.whole_steps import WholeSteps
 from moesaic.native.own_thread import on_own_thread
 from moesaic.services.attention.modes.contract import Mode, OpenMode, WorkerParts
@@ -48,9 +50,15 @@ def _shortcut(worker: WorkerParts, dispatcher: LocalDispatcher, cache: KVCache) 
             return decoder.whole_steps(cache, step.experts.kernels)
 
         return LocalSteps(whole_of) if whole_of(dispatcher.begin_step()) else None
-    if not settings.decode_graph_tokens:
+    if not captures(settings):
         return None
-    moe = partial(dispatcher.dispatch, dispatcher.begin_step())
-    max_length = min(settings.decode_graph_tokens, decoder.config.max_positions)
-    graphs = DecodeGraphs(decoder, cache, moe, settings.max_num_seqs, max_length)
-    return LocalSteps(lambda step: graphs)
+    exact = partial(dispatcher.dispatch, dispatcher.begin_step())
+    most_rows, max_length = settings.max_num_seqs, longest_context(decoder, cache)
+    graphs = DecodeGraphs(decoder, cache, exact, most_rows, max_length)
+
+    def graphs_of(step: Step) -> DecodeGraphs:
+        if step.substitution is None:
+            return graphs
+        return graphs.degrading(partial(dispatcher.dispatch, step))
+
+    return LocalSteps(graphs_of)

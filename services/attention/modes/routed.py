@@ -5,9 +5,11 @@ from functools import partial
 from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
 from moesaic.dispatch.routed.whole_steps import RoutedSteps
 from moesaic.engine.shortcuts import SegmentedSteps, Shortcut
+from moesaic.models.configuration.captured import captures
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.decode_segments import DecodeSegments
 from moesaic.models.layers.kv_cache import KVCache
+from moesaic.models.layers.static_decode import longest_context
 from moesaic.services.attention.modes.contract import Mode, OpenMode, WorkerParts
 from moesaic.services.attention.modes.expert_workers import experts_placed, link_expert_workers
 from moesaic.services.attention.modes.two_phase import join_node
@@ -34,7 +36,7 @@ async def open_routed(worker: WorkerParts) -> Mode:
 def _shortcut(worker: WorkerParts, dispatcher: RoutedDispatcher, cache: KVCache) -> Shortcut | None:
     settings, decoder = worker.settings, worker.decoder
     if settings.device != "cpu":
-        return _segments(worker, dispatcher, cache) if settings.decode_graph_tokens else None
+        return _segments(worker, dispatcher, cache) if captures(settings) else None
     whole = decoder.whole_steps(cache)
     if whole is None:
         return None
@@ -43,6 +45,6 @@ def _shortcut(worker: WorkerParts, dispatcher: RoutedDispatcher, cache: KVCache)
 
 def _segments(worker: WorkerParts, dispatcher: RoutedDispatcher, cache: KVCache) -> Shortcut:
     settings, decoder = worker.settings, worker.decoder
-    max_length = min(settings.decode_graph_tokens, decoder.config.max_positions)
+    max_length = longest_context(decoder, cache)
     segments = DecodeSegments(decoder, cache, settings.max_num_seqs, max_length)
     return SegmentedSteps(segments, dispatcher)

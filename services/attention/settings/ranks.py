@@ -42,8 +42,6 @@ class RankSettings(GraphSettings):
                 "--tensor-parallel-address must be host:port of the first rank, IPv6 in brackets, "
                 f"got {address}"
             )
-        if ranks > 1 and self.decode_graph_tokens:
-            raise ValueError("--tensor-parallel above 1 needs --decode-graph-tokens 0")
         if ranks > 2 and self.deterministic:
             raise ValueError(
                 f"--deterministic needs --tensor-parallel 1 or 2, got {ranks}: the order of longer sums "

@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from moesaic.brownout import split
 from moesaic.brownout.split import Layer, Level
-from moesaic.kernels.promised import LayerSubstitution, PromisedRows
+from moesaic.kernels.promised import LayerSubstitution, PromisedRows, StaticPromises
 from moesaic.kernels.triton.brownout import split_choices
 from moesaic.kernels.warm_up import row_counts
 from moesaic.messages.substitution import Substitution
@@ -94,6 +94,29 @@ def test_as_many_levels_as_there_can_be_are_told_apart(device: torch.device) -> 
     levels = [Level(i / 300, i % 3 - 1) for i in range(split.MAX_LEVELS)]
 
     check(batch_of(500, 20, 3, Substitution(way=5, instead="united"), levels), device)
+
+
+@pytest.mark.parametrize("instead", INSTEAD)
+def test_rows_that_fill_a_step_up_count_nowhere(device: torch.device, instead: Any) -> None:
+    substitution, static = Substitution(way=4, instead=instead), StaticPromises(8, device, 1)
+    for num_rows in (5, 8, 3):
+        batch = batch_of(num_rows, 20, 3, substitution, LEVELS[: num_rows - 2])
+        expected = split.split_choices(**batch)
+        promised = PromisedRows(batch["levels"], torch.from_numpy(batch["level_of_row"]), device)
+        repeated = [*range(num_rows), *[0] * (8 - num_rows)]
+        ids, weights = (
+            torch.from_numpy(batch[name][repeated]).to(device)
+            for name in ("topk_ids", "topk_weights")
+        )
+        static.degraded.zero_()
+        static.fill(promised)
+
+        split_choices(ids, weights, static, layer_substitution(batch["layer"]))
+
+        static.settle_in(promised)
+        np.testing.assert_array_equal(ids.cpu().numpy(), expected.ids[repeated])
+        assert weights.cpu().numpy().tobytes() == expected.weights[repeated].tobytes()
+        np.testing.assert_array_equal(promised.settle()[0].numpy(), expected.degraded)
 
 
 def test_no_rows_are_split_into_nothing(device: torch.device) -> None:

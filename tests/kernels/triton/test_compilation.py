@@ -48,6 +48,8 @@ def test_every_kernel_fits_the_registers_and_the_shared_memory(
     ]
 
     assert not too_large
+    products = [k for k in compiled if k["kernel"] in ("_gate_up_kernel", "_down_kernel")]
+    assert not [kernel for kernel in products if kernel["stack_bytes"]]
     assert len({kernel["kernel"] for kernel in compiled}) == 18
 
 
@@ -86,3 +88,12 @@ def test_prompts_spill_no_registers(compiled: list[dict[str, Any]]) -> None:
 
     assert {kernel["case"] for kernel in prompts} == cases
     assert not any(kernel["stack_bytes"] for kernel in prompts)
+
+
+def test_the_sampler_fuses_no_product_and_sum_and_spills_next_to_nothing(
+    compiled: list[dict[str, Any]],
+) -> None:
+    [sampler] = [kernel for kernel in compiled if kernel["case"] == "sampling"]
+
+    assert sampler["fused"] == 0  # its tokens would be others than a CPU's
+    assert sampler["stack_bytes"] <= 16

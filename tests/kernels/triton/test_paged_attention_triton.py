@@ -1,7 +1,7 @@
 """Paged attention's kernel against its reference."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -11,9 +11,11 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from moesaic.kernels import attention_pieces
 from moesaic.kernels.paged_attention import paged_attention_reference
 from moesaic.kernels.paged_rows import KVLayout, PagedRows
-from moesaic.kernels.triton import paged_attention as kernel
+from moesaic.kernels.triton import paged_attention as whole
+from moesaic.kernels.triton import split_attention as kernel
 
 GROUPED = [(KVLayout.grouped(2, 16), 8), (KVLayout.grouped(1, 24), 3), (KVLayout.grouped(3, 8), 3)]
 LATENT = [(KVLayout.latent(32, 16), 6), (KVLayout.latent(24, 8), 20)]
@@ -169,7 +171,8 @@ def test_pieces_of_long_contexts_are_merged(
     sinks: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kernel, "SPLIT", 32)
+    monkeypatch.setattr(attention_pieces, "SPLIT", 32)
+    monkeypatch.setattr(attention_pieces, "MAX_PIECES", 3)  # so that some have more keys
     case = make_case([(1, 5), (1, 32), (3, 33), (1, 150)], *shape, device, sinks=sinks)
 
     check(case, window)
@@ -183,10 +186,10 @@ def test_chunks_that_do_not_fill_the_gpu_are_cut_into_pieces(
     sinks: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kernel, "_PIECE_KEYS", 8)
+    monkeypatch.setattr(whole, "_PIECE_KEYS", 8)
     case = make_case([(20, 150), (17, 17)], *shape, device, torch.bfloat16, sinks=sinks)
 
-    assert kernel.best_pieces(programs=8, keys=160, num_multiprocessors=132) > 1
+    assert whole.best_pieces(programs=8, keys=160, num_multiprocessors=132) > 1
     check(case, None)
 
 
@@ -199,7 +202,7 @@ def test_chunks_that_do_not_fill_the_gpu_are_cut_into_pieces(
 def test_pieces_end_before_uncut_tiles_would(
     programs: int, keys: int, multiprocessors: int
 ) -> None:
-    pieces = kernel.best_pieces(programs, keys, multiprocessors)
+    pieces = whole.best_pieces(programs, keys, multiprocessors)
 
     # Keys that the busiest multiprocessor attends to.
     busiest = -(-programs * pieces // multiprocessors) * -(-keys // pieces)
@@ -210,16 +213,16 @@ def test_pieces_end_before_uncut_tiles_would(
 
 
 def test_chunks_of_a_half_model_fill_a_gpu_and_prompts_stay_whole() -> None:
-    assert kernel.best_pieces(programs=64, keys=7936, num_multiprocessors=132) == 2
-    assert kernel.best_pieces(programs=128, keys=7936, num_multiprocessors=132) == 1
-    assert kernel.best_pieces(programs=1024, keys=2048, num_multiprocessors=132) == 1
+    assert whole.best_pieces(programs=64, keys=7936, num_multiprocessors=132) == 2
+    assert whole.best_pieces(programs=128, keys=7936, num_multiprocessors=132) == 1
+    assert whole.best_pieces(programs=1024, keys=2048, num_multiprocessors=132) == 1
 
 
 @pytest.mark.parametrize("shape", [GROUPED[0], LATENT[0]], ids=["grouped", "latent"])
 def test_what_a_decoded_row_gets_does_not_depend_on_its_neighbours(
     device: torch.device, shape: tuple[KVLayout, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernel, "SPLIT", 32)
+    monkeypatch.setattr(attention_pieces, "SPLIT", 32)
     case = make_case([(1, 70), (1, 9), (1, 40)], *shape, device, torch.bfloat16)
 
     together = case.attend(kernel.paged_attention, None)
@@ -227,6 +230,34 @@ def test_what_a_decoded_row_gets_does_not_depend_on_its_neighbours(
     for sequence in range(3):
         alone = case.attend(kernel.paged_attention, None, slice(sequence, sequence + 1))
         assert torch.equal(alone[1 + sequence], together[1 + sequence])
+
+
+def test_sequences_with_several_tiles_of_rows_are_attended_to_in_pieces(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_pieces, "SPLIT", 32)
+    case = make_case([(16, 70), (2, 2), (9, 34)], KVLayout.grouped(1, 16), 3, device)
+
+    check(case, None)
+    check(case, 20)
+
+
+@pytest.mark.parametrize("max_length", [64, 4096])
+def test_a_row_gets_the_same_bits_whatever_the_longest_context_may_be(
+    device: torch.device, max_length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_pieces, "SPLIT", 32)
+    case = make_case([(1, 50), (1, 7)], *GROUPED[0], device)
+    expected = case.attend(kernel.paged_attention, None)
+
+    case.rows = replace(case.rows, max_length=max_length)
+    out = torch.empty_like(expected)
+    scale = case.layout.key_dim**-0.5
+    kernel.paged_attention(
+        case.queries, case.cached, case.rows, case.layout, case.block_size, scale, None, out
+    )
+
+    assert torch.equal(out[1:], expected[1:])
 
 
 def test_no_sequences_write_nothing(device: torch.device) -> None:

@@ -9,6 +9,7 @@ import torch
 from benchmarks.parity.cases import CASES, build_reference
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.errors import InvalidInput
+from moesaic.kernels import attention_pieces
 from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.layers.step_batch import StepBatch
@@ -51,8 +52,8 @@ def test_steps_are_whole_and_within_the_limits(most_rows: int) -> None:
 def test_a_context_is_long_enough_to_be_attended_to_in_pieces() -> None:
     kernel = pytest.importorskip("moesaic.kernels.triton.paged_attention")
 
-    assert LONG > kernel.SPLIT
-    assert FEW_ROWS == kernel._FEW_ROWS
+    assert attention_pieces.most_pieces(LONG, 1024) > 1
+    assert FEW_ROWS == kernel.FEW_ROWS
 
 
 async def test_a_warm_up_changes_nothing_in_the_decoder_or_its_cache(tiny_model: Any) -> None:
@@ -117,7 +118,7 @@ async def test_later_steps_compile_nothing_more(
     launches: set[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("moesaic.kernels.triton.paged_attention.SPLIT", 64)
+    monkeypatch.setattr("moesaic.kernels.attention_pieces.SPLIT", 64)
     monkeypatch.setattr("moesaic.kernels.triton.paged_attention._PIECE_KEYS", 8)
     build_reference(case, tmp_path)
     decoder = decoder_of(tmp_path, dtype)
@@ -136,5 +137,10 @@ async def test_later_steps_compile_nothing_more(
         await area.compute(layer, later_steps()[1], moe)
 
     names = {key.partition(" ")[0] for key in warmed}
-    assert {"_attend_kernel", "_merge_kernel", "_add_rms_norm_kernel", "_down_kernel"} <= names
+    assert {
+        "_attend_kernel",
+        "_merge_pieces_kernel",
+        "_add_rms_norm_kernel",
+        "_down_kernel",
+    } <= names
     assert launches == warmed

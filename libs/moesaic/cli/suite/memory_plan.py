@@ -14,6 +14,7 @@ from moesaic.cli.suite.options import SuiteOptions
 from moesaic.cli.suite.processes import name_of, numbers_of, slots_per_layer
 from moesaic.cli.terminal.outcome import CommandError, Exit
 from moesaic.errors import UnusableSettings
+from moesaic.models.configuration.captured import captured_bytes_of
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.configuration.division import Division, divide, part_of
 from moesaic.models.configuration.sizes import (
@@ -250,6 +251,7 @@ def _parts(
         "experts": _own_experts(options, name, config, settings, weights),
         "head": weights.head,
         "steps": step_bytes(config, numbers, *_step_of(settings)),
+        "graphs": captured_bytes_of(settings, config, numbers),
         "scoring": _sweep_bytes(config, settings, numbers),
         KV: 0,
     }

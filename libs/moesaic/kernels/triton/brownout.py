@@ -1,7 +1,7 @@
 # Brownout: which experts keep their rows in a layer, and who serves the choices of the others.
 #   Grid       count: (cdiv(T * k, CHUNK),); decide: (1,); rewrite: (cdiv(T, ROWS),).
 #   Layout     topk_ids, topk_weights [T, k] row-major, changed in place; rows_by_level [V, E] for V
-#              levels; the experts are a tile [GROUPS, WAY], so that a group is a row of it.
+#              levels, and one more; the experts are a tile [GROUPS, WAY], so that a group is a row of it.
 #   Cost       latency-bound: three launches and a fill; the host is never asked. Ids are read twice,
 #              weights once, and of both only what changes is written. For each phase of the rows the
 #              decision sorts the experts (twice if they have homes), and then looks at all of them for
@@ -12,7 +12,6 @@
 #   Reference  moesaic.brownout.split.split_choices; equal to the last bit.
 """The split of choices in three kernels."""
 
-from itertools import groupby
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,14 +20,13 @@ import triton.language as tl
 from torch import Tensor
 
 from moesaic.brownout.split import WHOLE
-from moesaic.kernels.promised import LayerSubstitution, PromisedRows
+from moesaic.kernels.promised import LayerSubstitution, PromisedRows, on_device
 
 _CHUNK = 1024  # choices a program counts
 _TILE = 1024  # choices a program rewrites
 _WHOLE = tl.constexpr(WHOLE)
 
-# The same promises pass every layer, and a layer meets many of them: copied to the device once.
-_levels: WeakKeyDictionary[PromisedRows, tuple[Tensor, Tensor]] = WeakKeyDictionary()
+# A layer meets many batches: copied to the device once.
 _serves: WeakKeyDictionary[LayerSubstitution, Tensor] = WeakKeyDictionary()
 _homes: WeakKeyDictionary[LayerSubstitution, tuple[Tensor, int]] = WeakKeyDictionary()
 
@@ -51,10 +49,10 @@ def _count_rows_kernel(
     tl.atomic_add(rows_by_level + level * num_experts + expert, 1, mask=real, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["num_homes", "way", "num_levels", "num_phases"])
+@triton.jit(do_not_specialize=["num_homes", "way", "most_levels"])
 def _decide_kernel(
     rows_by_level,
-    levels,  # by phase: their indices, their thresholds; then where each phase begins, and the end
+    levels,  # as LevelTables.by_phase
     serves,  # int8 [E]: 0 where nobody can serve the expert
     homes,  # not read unless APART
     keys,  # int64 [E], scratch: of APART
@@ -62,8 +60,7 @@ def _decide_kernel(
     num_experts,
     num_homes,
     way,
-    num_levels,
-    num_phases,
+    most_levels,
     UNITED: tl.constexpr,
     APART: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -78,12 +75,14 @@ def _decide_kernel(
     there = tl.load(serves + expert, mask=real, other=0) > 0
     stays = expert < 0
     chosen = expert < 0
-    for phase in range(num_phases):
-        begin = tl.load(levels + 2 * num_levels + phase)
-        end = tl.load(levels + 2 * num_levels + phase + 1)
+    indices, thresholds = levels + 1, levels + 1 + most_levels
+    bounds = thresholds + most_levels
+    for phase in range(tl.load(levels)):
+        begin = tl.load(bounds + phase)
+        end = tl.load(bounds + phase + 1)
         rows = tl.zeros((GROUPS, WAY), tl.int64)
         for at in range(begin, end):
-            counts = rows_by_level + tl.load(levels + at) * num_experts
+            counts = rows_by_level + tl.load(indices + at) * num_experts
             rows += tl.load(counts + expert, mask=real, other=0)
         chosen = chosen | (rows > 0)
         # Most rows first, then the lowest id. Places without an expert have none.
@@ -111,16 +110,16 @@ def _decide_kernel(
             own = (1 << ID_BITS) - 1 - (in_order & ((1 << ID_BITS) - 1))
             worth = tl.zeros((GROUPS * WAY,), tl.int64)
             for at in range(begin, end):
-                counts = rows_by_level + tl.load(levels + at) * num_experts
+                counts = rows_by_level + tl.load(indices + at) * num_experts
                 worth += tl.load(counts + own, mask=in_order > 0, other=0)
         total = tl.sum(worth, axis=0)
         # What those before each have together.
         before = tl.cumsum(worth, axis=0) - worth
         for at in range(begin, end):
-            parts = tl.load(levels + num_levels + at).to(tl.int64)
+            parts = tl.load(thresholds + at).to(tl.int64)
             lacking = before * _WHOLE < parts * total
             last = tl.min(tl.where(lacking, in_order, LARGEST), axis=0)
-            counts = rows_by_level + tl.load(levels + at) * num_experts
+            counts = rows_by_level + tl.load(indices + at) * num_experts
             wanted = tl.load(counts + expert, mask=real, other=0) > 0
             stays = stays | (wanted & (key >= last))
     stays = stays & there
@@ -219,12 +218,12 @@ def split_choices(
     assert topk_weights.device == promised.degraded.device == device
     if not num_rows:
         return
-    levels, level_of_row = _levels_on(device, promised)
-    num_levels = len(promised.levels)
+    levels, level_of_row, most_levels = promised.tables()
     united = substitution.instead == "united"
     way = substitution.way if united else 1
     serves, (homes, num_homes) = _serves_on(device, layer), _homes_on(device, layer)
-    rows_by_level = topk_ids.new_zeros(num_levels, num_experts)
+    # The last row is of rows that count nowhere.
+    rows_by_level = topk_ids.new_zeros(most_levels + 1, num_experts)
     stay = topk_ids.new_empty(num_experts, dtype=torch.int8)
     _count_rows_kernel[(triton.cdiv(num_rows * top_k, _CHUNK),)](
         topk_ids,
@@ -247,8 +246,7 @@ def split_choices(
         num_experts,
         num_homes,
         way,
-        num_levels,
-        len(levels) - 2 * num_levels - 1,
+        most_levels,
         UNITED=united,
         APART=homes is not None,
         GROUPS=groups_pow2,
@@ -274,27 +272,12 @@ def split_choices(
     )
 
 
-def _levels_on(device: torch.device, promised: PromisedRows) -> tuple[Tensor, Tensor]:
-    """The levels by phase, as ``_decide_kernel`` takes them, and the level of each row."""
-    found = _levels.get(promised)
-    if found is None or found[0].device != device:
-        phases = [level.phase for level in promised.levels]
-        order = sorted(range(len(phases)), key=phases.__getitem__)
-        ends = [0]
-        for _, same in groupby(order, key=phases.__getitem__):
-            ends.append(ends[-1] + len(list(same)))
-        parts = [promised.levels[index].parts for index in order]
-        table = torch.tensor([*order, *parts, *ends], dtype=torch.int32)
-        found = _levels[promised] = _to(device, table), _to(device, promised.level_of_row)
-    return found
-
-
 def _serves_on(device: torch.device, layer: LayerSubstitution) -> Tensor:
     """1 for each expert that somebody can serve, else 0, int8 ``[E]``."""
     found = _serves.get(layer)
     if found is None or found.device != device:
         lost = torch.zeros(layer.num_experts) if layer.lost is None else layer.lost
-        found = _serves[layer] = _to(device, (lost == 0).to(torch.int8))
+        found = _serves[layer] = on_device((lost == 0).to(torch.int8), device)
     return found
 
 
@@ -304,12 +287,5 @@ def _homes_on(device: torch.device, layer: LayerSubstitution) -> tuple[Tensor | 
         return None, 1
     found = _homes.get(layer)
     if found is None or found[0].device != device:
-        found = _homes[layer] = _to(device, layer.homes), int(layer.homes.max()) + 1
+        found = _homes[layer] = on_device(layer.homes, device), int(layer.homes.max()) + 1
     return found
-
-
-def _to(device: torch.device, table: Tensor) -> Tensor:
-    """Copy a small table to ``device`` without waiting for it."""
-    if device.type != "cuda":
-        return table.to(device)
-    return table.pin_memory().to(device, non_blocking=True)

@@ -6,12 +6,10 @@
 #              one read serves both products.
 #   Cost       decode: memory-bound, what the sequences have cached is read once per tile; prefill:
 #              2 * (key_dim + value_dim) operations for each row, head and key seen.
-#   Order      keys ascend, in steps that begin at multiples of TILE_KEYS. Where few rows meet many
-#              keys, pieces of SPLIT keys are attended to by programs of their own and merged in
-#              ascending order. Pieces are cut by position, never by how busy the GPU is: what a
-#              decoded row gets does not depend on its neighbours in the batch. Chunks of prompts are
-#              cut into as many pieces as fill the GPU best. With several rows the height of a tile
-#              follows the longest run, and with it the last bits.
+#   Order      keys ascend, in steps that begin at multiples of TILE_KEYS. Chunks of prompts are cut
+#              into as many pieces as fill the GPU best, which are merged in ascending order. With
+#              several rows the height of a tile follows the longest run, and with it the last bits.
+#              Few rows that meet many keys are moesaic.kernels.triton.split_attention's.
 #   Reference  moesaic.kernels.paged_attention.paged_attention_reference.
 """Paged attention for CUDA."""
 
@@ -28,8 +26,7 @@ from moesaic.kernels.triton.shared_memory import is_roomy, num_multiprocessors
 
 LOG2_E = tl.constexpr(math.log2(math.e))
 LOWEST = tl.constexpr(-1e38)  # the largest score of a row that has seen no key
-SPLIT = 512  # keys a piece
-_FEW_ROWS = 16  # more rows than this are split only where their tiles do not fill the GPU
+FEW_ROWS = 16  # more rows than this are split only where their tiles do not fill the GPU
 _MOST_PIECES = 16  # of a chunk
 _PIECE_KEYS = 256  # to begin a piece and to merge it takes a tile as long as so many keys
 # Rows of one tensor, whose places in it follow from the number of sequences: each kind of place would
@@ -323,18 +320,17 @@ def paged_attention(
         return
     has_sinks, sinks = sinks is not None, out if sinks is None else sinks.contiguous()
     num_pairs = rows.max_rows * (num_heads // layout.num_kv_heads)
-    shape = _shape(num_pairs, layout, queries.dtype)
+    shape = launch_shape(num_pairs, layout, queries.dtype)
     tiles = triton.cdiv(num_pairs, shape["TILE_ROWS"])
-    if rows.max_rows <= _FEW_ROWS:
-        piece_keys = SPLIT
-    else:
+    num_pieces = 1
+    # A window leaves each tile few keys.
+    if rows.max_rows > FEW_ROWS and not window:
         # Rows of a chunk see half of it on average.
         keys = rows.max_length - rows.max_rows // 2
         whole = num_sequences * layout.num_kv_heads * tiles
-        # A window leaves each tile few keys.
-        num_pieces = 1 if window else best_pieces(whole, keys, num_multiprocessors())
-        piece_keys = triton.cdiv(rows.max_length, num_pieces)
-    num_pieces = triton.cdiv(rows.max_length, piece_keys)
+        num_pieces = best_pieces(whole, keys, num_multiprocessors())
+    piece_keys = triton.cdiv(max(1, rows.max_length), num_pieces)
+    num_pieces = triton.cdiv(max(1, rows.max_length), piece_keys)
     split = num_pieces > 1
     # Not touched unless split.
     pieces = piece_scores = out
@@ -411,7 +407,7 @@ def best_pieces(programs: int, keys: int, num_multiprocessors: int) -> int:
     return min(range(1, _MOST_PIECES + 1), key=duration)
 
 
-def _shape(num_pairs: int, layout: KVLayout, dtype: torch.dtype) -> dict[str, Any]:
+def launch_shape(num_pairs: int, layout: KVLayout, dtype: torch.dtype) -> dict[str, Any]:
     """Cut up a launch: as much as fits registers and shared memory, which a wide (latent) tile fills soon."""
     shared = layout.value_column == 0
     main_dim = layout.value_dim if shared else layout.key_dim

@@ -1,18 +1,32 @@
 """Decode steps as CUDA graphs: one launch in place of hundreds, if the experts are in this process.
 
-Steps are captured once per padded number of rows.
+Steps are captured once per padded number of rows: exact ones at the start, and degraded ones when the
+first of a size comes, since their united experts may change.
 """
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from copy import copy
 from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from moesaic.kernels.promised import PromisedRows, StaticPromises
 from moesaic.models.layers.decoder import Decoder, MoELayer
 from moesaic.models.layers.kv_cache import KVCache
-from moesaic.models.layers.static_decode import DecodeShapes, StaticDecode, compile_kernels
+from moesaic.models.layers.static_decode import (
+    DecodeShapes,
+    StaticDecode,
+    StepTensors,
+    compile_kernels,
+)
 from moesaic.models.layers.step_batch import StepBatch
+
+_Result = TypeVar("_Result")
+
+DegradedLayer = Callable[[int, Tensor, PromisedRows], Awaitable[Tensor]]
+"""A ``MoELayer`` of rows with promises, which counts the degraded choices in these."""
 
 
 class DecodeGraphs:
@@ -21,24 +35,28 @@ class DecodeGraphs:
     def __init__(
         self, decoder: Decoder, cache: KVCache, moe: MoELayer, max_rows: int, max_length: int
     ) -> None:
-        """Capture steps of 1, 2, 4, ... rows, up to the first that holds ``max_rows``.
+        """Capture exact steps of up to ``max_rows`` rows of ``max_length`` tokens.
 
         ``moe`` computes on the same device without awaiting anything, and keeps the weights that it
-        holds now. The cost of a row grows with ``max_length``, even if the row is short.
+        holds now.
         """
+        self._decoder, self._cache = decoder, cache
+        self._pool: Any = None  # of all graphs
         self._shapes = DecodeShapes(max_rows, max_length)
-        self._steps: dict[int, tuple[StaticDecode, torch.cuda.CUDAGraph, Tensor]] = {}
-        pool = None
+        self._tensors = StepTensors(decoder, cache, self._shapes)
         # The largest first: the others fit its memory.
-        for size in reversed(self._shapes.sizes):
-            step = StaticDecode(decoder, cache, size, max_length)
-            compute = partial(_at_once_by, step, moe)
-            compile_kernels(decoder.device, compute)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                logits = compute()
-            pool = pool or graph.pool()
-            self._steps[size] = (step, graph, logits)
+        self._exact = {
+            size: self._captured(partial(_at_once_by, self._step(size), moe))
+            for size in reversed(self._shapes.sizes)
+        }
+        self._degrading: DegradedLayer | None = None
+        self._degraded: dict[int, tuple[StaticPromises, torch.cuda.CUDAGraph]] = {}
+
+    def degrading(self, moe: DegradedLayer) -> "DecodeGraphs":
+        """Return the same steps, and besides them degraded ones, whose choices ``moe`` splits and computes."""
+        other = copy(self)
+        other._degrading, other._degraded = moe, {}
+        return other
 
     @property
     def layers_done(self) -> int:
@@ -46,27 +64,64 @@ class DecodeGraphs:
         return 0
 
     def takes(self, batch: StepBatch) -> bool:
-        """See ``DecodeShapes.takes``."""
-        return self._shapes.takes(batch)
+        """See ``DecodeShapes.takes``; degraded steps need experts to degrade by."""
+        if not self._shapes.takes(batch):
+            return False
+        promised = batch.promised
+        return promised is None or (self._degrading is not None and StaticPromises.takes(promised))
 
     def forward(self, batch: StepBatch) -> Tensor:
         """Compute as ``Decoder.forward`` a batch that ``takes`` accepts."""
-        step, graph, logits = self._steps[self._shapes.size_of(batch)]
-        step.fill(batch)
-        graph.replay()
+        size = self._shapes.size_of(batch)
+        self._tensors.fill(batch, size)
+        if batch.promised is None:
+            self._exact[size].replay()
+        else:
+            if size not in self._degraded:
+                self._degraded[size] = self._capture_degraded(size)
+            promises, graph = self._degraded[size]
+            promises.fill(batch.promised)
+            graph.replay()
+            promises.settle_in(batch.promised)
         # The next replay writes over them.
-        return logits[: len(batch.sequence_rows)].clone()
+        return self._tensors.logits[: len(batch.sequence_rows)].clone()
+
+    def _step(self, size: int) -> StaticDecode:
+        return StaticDecode(self._decoder, self._cache, self._tensors, size)
+
+    def _capture_degraded(self, size: int) -> tuple[StaticPromises, torch.cuda.CUDAGraph]:
+        degrading = self._degrading
+        assert degrading is not None
+        promises = StaticPromises(size, self._decoder.device, self._decoder.config.num_layers)
+
+        def moe(layer: int, hidden_states: Tensor) -> Awaitable[Tensor]:
+            return degrading(layer, hidden_states, promises.enter(layer))
+
+        def compute() -> None:
+            promises.degraded.zero_()
+            _at_once_by(self._step(size), moe)
+
+        return promises, self._captured(compute)
+
+    def _captured(self, compute: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        compile_kernels(self._decoder.device, compute)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may load united experts meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            compute()
+        self._pool = self._pool or graph.pool()
+        return graph
 
 
-def _at_once_by(step: StaticDecode, moe: MoELayer) -> Tensor:
-    return at_once(step.compute(moe))
+def _at_once_by(step: StaticDecode, moe: MoELayer) -> None:
+    at_once(step.compute(moe))
 
 
-def at_once(step: Awaitable[Tensor]) -> Tensor:
+def at_once(step: Awaitable[_Result]) -> _Result:
     """Return what a step gives that waits for nobody; an event loop would keep Ctrl-C from the caller."""
     try:
         next(step.__await__())
     except StopIteration as done:
-        logits: Tensor = done.value
-        return logits
+        result: _Result = done.value
+        return result
     raise RuntimeError("the step waits for other processes")

@@ -16,7 +16,12 @@ from torch import Tensor
 
 from moesaic.models.layers.decoder import Decoder, MoELayer, PassingRows
 from moesaic.models.layers.kv_cache import KVCache
-from moesaic.models.layers.static_decode import DecodeShapes, StaticDecode, compile_kernels
+from moesaic.models.layers.static_decode import (
+    DecodeShapes,
+    StaticDecode,
+    StepTensors,
+    compile_kernels,
+)
 from moesaic.models.layers.step_batch import StepBatch
 
 
@@ -29,20 +34,37 @@ class Segment:
     share: Callable[[], None] | None  # None: there is no shared expert
 
 
+class SegmentTensors(StepTensors):
+    """What segments of all sizes exchange with the experts, besides: float ``[rows, H]`` each.
+
+    Attributes:
+        normed: what the experts of the layer are asked.
+        returned: what came back.
+    """
+
+    def __init__(self, decoder: Decoder, cache: KVCache, shapes: DecodeShapes) -> None:
+        """See ``StepTensors``."""
+        super().__init__(decoder, cache, shapes)
+        shape = shapes.sizes[-1], decoder.config.hidden_size
+        self.normed, self.returned = (
+            torch.zeros(*shape, dtype=decoder.dtype, device=decoder.device) for _ in range(2)
+        )
+
+
 class SegmentedDecode:
     """A decode step of a fixed shape. Each segment finds what it reads where others have left it."""
 
-    def __init__(self, decoder: Decoder, cache: KVCache, num_rows: int, max_length: int) -> None:
-        """Set the tensors aside; a row may have up to ``max_length`` tokens."""
-        self._decoder, self._cache = decoder, cache
-        self._step = StaticDecode(decoder, cache, num_rows, max_length)
-        shape = num_rows, decoder.config.hidden_size
-        self._returned = torch.zeros(*shape, dtype=decoder.dtype, device=decoder.device)
+    def __init__(
+        self, decoder: Decoder, cache: KVCache, tensors: SegmentTensors, num_rows: int
+    ) -> None:
+        """Compute the first ``num_rows`` of ``tensors``."""
+        self._decoder, self._cache, self._tensors = decoder, cache, tensors
+        self._step = StaticDecode(decoder, cache, tensors, num_rows)
+        self._normed, self._returned = tensors.normed[:num_rows], tensors.returned[:num_rows]
+        self._logits = tensors.logits[:num_rows]
         self._rows: PassingRows | None = None
         self._hidden = self._returned  # the residual stream behind the last attention
         self._shared: Tensor | None = None  # output of the last shared expert
-        self._normed: dict[int, Tensor] = {}  # by layer: what its experts are asked
-        self._logits = self._returned
         layers = decoder.config.moe_layers
         begins = [0, *(layer + 1 for layer in layers)]
         self._segments = [
@@ -57,11 +79,11 @@ class SegmentedDecode:
 
     async def forward(self, batch: StepBatch, moe: MoELayer) -> Tensor:
         """Compute as ``Decoder.forward`` a batch of this shape or less; experts see its own rows alone."""
-        self._step.fill(batch)
+        self._tensors.fill(batch, len(self._returned))
         count = len(batch.sequence_rows)
         for segment in self._segments:
             segment.attend()
-            routed = moe(segment.layer, self._normed[segment.layer][:count])
+            routed = moe(segment.layer, self._normed[:count])
             if segment.share is not None:
                 # While the experts are computed.
                 segment.share()
@@ -113,17 +135,18 @@ class SegmentedDecode:
     def _attend(self, first: int, layer: int) -> None:
         hidden, delta = self._pass_dense(first, layer)
         assert self._rows is not None
-        self._hidden, self._normed[layer] = self._decoder.attend(layer, hidden, delta, self._rows)
+        self._hidden, normed = self._decoder.attend(layer, hidden, delta, self._rows)
+        self._normed.copy_(normed)
 
     def _share(self, layer: int) -> None:
         expert = self._decoder.shared(layer)
         assert expert is not None
-        self._shared = expert(self._normed[layer])
+        self._shared = expert(self._normed)
 
     def _end(self, first: int) -> None:
         hidden, delta = self._pass_dense(first, self._decoder.config.num_layers)
         assert delta is not None
-        self._logits = self._decoder.logits(hidden + delta.to(hidden.dtype))
+        self._logits.copy_(self._decoder.logits(hidden + delta.to(hidden.dtype)))
 
     def _pass_dense(self, first: int, end: int) -> tuple[Tensor, Tensor | None]:
         """Pass the dense layers ``first..end-1``."""
@@ -141,17 +164,14 @@ class DecodeSegments:
     """The decode steps of one decoder over one cache, in segments."""
 
     def __init__(self, decoder: Decoder, cache: KVCache, max_rows: int, max_length: int) -> None:
-        """Prepare steps of 1, 2, 4, ... rows, up to the first that holds ``max_rows``.
-
-        On a CUDA device they are captured. The cost of a row grows with ``max_length``, even if the row
-        is short.
-        """
+        """Prepare steps of up to ``max_rows`` rows of ``max_length`` tokens; on a CUDA device they are captured."""
         self._shapes = DecodeShapes(max_rows, max_length)
+        tensors = SegmentTensors(decoder, cache, self._shapes)
         self._steps: dict[int, SegmentedDecode] = {}
         pool = None
         # The largest first: the others fit its memory.
         for size in reversed(self._shapes.sizes):
-            step = self._steps[size] = SegmentedDecode(decoder, cache, size, max_length)
+            step = self._steps[size] = SegmentedDecode(decoder, cache, tensors, size)
             if decoder.device.type == "cuda":
                 pool = step.capture(pool)
 

@@ -1,108 +1,130 @@
-"""Decode steps of fixed shapes: what differs from step to step is read from one tensor.
+"""Decode steps of fixed shapes: what differs from step to step is read from tensors that stay.
 
 Rows that fill a step up repeat its first row, so that they choose the same experts and read the same
 cache; their keys and values are not kept.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import takewhile
+from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from moesaic.kernels.paged_rows import PagedRows
+from moesaic.models.configuration.captured import decode_sizes
 from moesaic.models.layers.attention_plan import AttentionPlan, StepPlan
 from moesaic.models.layers.decoder import Decoder, MoELayer
 from moesaic.models.layers.kv_cache import KVCache
 from moesaic.models.layers.step_batch import StepBatch
 
 WARM_UP_STEPS = 2
-_FACTS = 3  # of a row, before its block table: token, position, where it is cached
+
+
+def longest_context(decoder: Decoder, cache: KVCache) -> int:
+    """Return the largest number of tokens of a sequence: those of the model, or all that ``cache`` holds."""
+    return min(decoder.config.max_positions, cache.num_blocks * cache.block_size)
 
 
 @dataclass(frozen=True)
 class DecodeShapes:
-    """The shapes of decode steps: 1, 2, 4, ... rows, of up to ``max_length`` tokens each."""
+    """The shapes of decode steps: ``decode_sizes`` rows, of up to ``max_length`` tokens each."""
 
     max_rows: int
     max_length: int
 
-    @property
+    @cached_property
     def sizes(self) -> list[int]:
         """Numbers of rows, up to the first that holds ``max_rows``."""
-        return [1, *takewhile(lambda size: size < 2 * self.max_rows, (2**i for i in range(1, 32)))]
+        return decode_sizes(self.max_rows)
 
     def takes(self, batch: StepBatch) -> bool:
-        """Return true if ``batch`` is a decode step of such a shape that wants the logits of all rows.
-
-        The step must be exact: thresholds below 1 differ from step to step.
-        """
+        """Return true if ``batch`` is a decode step of such a shape that wants the logits of all rows."""
         return (
-            batch.promised is None
-            and len(batch.sequence_rows) <= self.sizes[-1]
+            len(batch.sequence_rows) <= self.sizes[-1]
             and all(rows == 1 for rows in batch.sequence_rows)
             and batch.wanted == batch.sequence_rows
             and max(batch.positions) < self.max_length
         )
 
-    @staticmethod
-    def size_of(batch: StepBatch) -> int:
+    def size_of(self, batch: StepBatch) -> int:
         """Return the least number of rows that holds ``batch``."""
-        return 1 << (len(batch.sequence_rows) - 1).bit_length()
+        return self.sizes[bisect_left(self.sizes, len(batch.sequence_rows))]
+
+
+class StepTensors:
+    """The tensors that decode steps of all sizes over one cache read and leave their results in."""
+
+    def __init__(self, decoder: Decoder, cache: KVCache, shapes: DecodeShapes) -> None:
+        """Reserve them, for steps of these shapes."""
+        self.shapes, self.block_size = shapes, cache.block_size
+        num_rows, device = shapes.sizes[-1], decoder.device
+        max_blocks = -(-shapes.max_length // cache.block_size)
+        # Token, position and cached row of each row. Nothing is kept until there are real rows.
+        self.facts = torch.zeros(3, num_rows, dtype=torch.int64, device=device)
+        self.facts[2] = -1
+        self.tables = torch.zeros(num_rows, max_blocks, dtype=torch.int32, device=device)
+        self.each = torch.arange(num_rows, dtype=torch.int32, device=device)
+        self.one_each = torch.ones(num_rows, dtype=torch.int32, device=device)
+        vocab = decoder.config.vocab_size
+        self.logits = torch.zeros(num_rows, vocab, device=device)  # float32
+
+    def fill(self, batch: StepBatch, size: int) -> None:
+        """Take the rows of ``batch``, which ``DecodeShapes.takes`` has accepted, as the first of ``size``."""
+        count = len(batch.token_ids)
+        positions = np.array(batch.positions)
+        used = int(positions.max()) // self.block_size + 1
+        tables = np.zeros((size, used), np.int32)
+        for row, table in zip(tables, batch.block_tables, strict=False):
+            mine = table[:used]
+            row[: len(mine)] = mine
+        tables[count:] = tables[0]
+        facts = np.empty((3, size), np.int64)
+        facts[0, :count], facts[1, :count] = batch.token_ids, positions
+        block, offset = np.divmod(positions, self.block_size)
+        facts[2, :count] = tables[np.arange(count), block].astype(np.int64) * self.block_size
+        facts[2, :count] += offset
+        facts[:, count:] = facts[:, :1]
+        facts[2, count:] = -1
+        self.facts[:, :size].copy_(torch.from_numpy(facts))
+        # What is left of earlier steps behind these blocks is not read.
+        self.tables[:size, :used].copy_(torch.from_numpy(tables))
 
 
 class StaticDecode:
-    """A decode step of a fixed shape; it reads all that differs from step to step from ``inputs``."""
+    """A decode step of a fixed shape; it reads all that differs from step to step from ``StepTensors``."""
 
-    def __init__(self, decoder: Decoder, cache: KVCache, num_rows: int, max_length: int) -> None:
-        """Set the tensors aside; a row may have up to ``max_length`` tokens."""
-        self._decoder, self._cache, self._max_length = decoder, cache, max_length
-        max_blocks = -(-max_length // cache.block_size)
-        self._host = torch.zeros(num_rows, _FACTS + max_blocks, dtype=torch.int64)
-        # Nothing is kept until there are real rows.
-        self._host[:, 2] = -1
-        self.inputs = self._host.to(decoder.device)  # int64 [num_rows, 3 + blocks]
-        self._each = torch.arange(num_rows, device=decoder.device)
-        self._one_each = torch.ones(num_rows, dtype=torch.int32, device=decoder.device)
-
-    def fill(self, batch: StepBatch) -> None:
-        """Take the rows of ``batch``, which ``takes`` has accepted."""
-        host, count, size = self._host, len(batch.token_ids), self._cache.block_size
-        host.zero_()
-        host[:count, 0], host[:count, 1] = batch.on(host.device)
-        for row, block_table in enumerate(batch.block_tables):
-            used = block_table[: host.shape[1] - _FACTS]
-            host[row, _FACTS : _FACTS + len(used)] = torch.tensor(used)
-        block = host.gather(1, _FACTS + host[:, 1:2] // size).squeeze(1)
-        host[:, 2] = block * size + host[:, 1] % size
-        host[count:] = host[0]
-        host[count:, 2] = -1
-        self.inputs.copy_(host)
+    def __init__(
+        self, decoder: Decoder, cache: KVCache, tensors: StepTensors, num_rows: int
+    ) -> None:
+        """Compute the first ``num_rows`` of ``tensors``."""
+        self._decoder, self._cache, self._tensors = decoder, cache, tensors
+        self._num_rows = num_rows
 
     def planned(self) -> tuple[Tensor, Tensor, AttentionPlan]:
         """Return token ids and positions, int64 ``[num_rows]`` each, and the plan of attention."""
-        token_ids, positions, write_offsets = (
-            self.inputs[:, i].contiguous() for i in range(_FACTS)
-        )
+        tensors, mine = self._tensors, slice(self._num_rows)
+        token_ids, positions, write_offsets = (fact[mine] for fact in tensors.facts)
         rows = PagedRows(
-            first_rows=self._each.int(),
-            num_rows=self._one_each,
+            first_rows=tensors.each[mine],
+            num_rows=tensors.one_each[mine],
             lengths=(positions + 1).int(),
-            block_tables=self.inputs[:, _FACTS:].int(),
+            block_tables=tensors.tables[mine],
             max_rows=1,
-            max_length=self._max_length,
+            max_length=tensors.shapes.max_length,
         )
         plan = AttentionPlan(write_offsets, (rows,), self._cache.block_size)
         return token_ids, positions, plan
 
-    async def compute(self, moe: MoELayer) -> Tensor:
-        """Compute the logits ``[num_rows, vocab]``."""
+    async def compute(self, moe: MoELayer) -> None:
+        """Leave the logits in ``StepTensors.logits``."""
         token_ids, positions, plan = self.planned()
         hidden = await self._decoder.compute(
             token_ids, positions, StepPlan(plan, plan), self._cache, moe
         )
-        return self._decoder.logits(hidden)
+        self._tensors.logits[: self._num_rows].copy_(self._decoder.logits(hidden))
 
 
 def compile_kernels(device: torch.device, compute: Callable[[], object]) -> None:

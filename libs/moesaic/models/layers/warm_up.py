@@ -10,12 +10,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from moesaic.kernels.sampling import PickRules, pick_tokens
 from moesaic.kernels.warm_up import row_counts, warming
 from moesaic.models.layers.decoder import Decoder, MoELayer
 from moesaic.models.layers.step_batch import StepBatch
 
 SETTING = "--max-num-batched-tokens"
-LONG = 1024  # tokens: longer than what one program attends to
+LONG = 2048  # tokens: longer than what one program attends to
 FEW_ROWS = 16  # of a sequence: more are never attended to in pieces
 CHUNK = 8 * FEW_ROWS  # but where their tiles do not fill the GPU; longer chunks have tiles alike
 
@@ -41,6 +42,8 @@ async def warm_up(
             batch.token_ids = [token % config.vocab_size for token in batch.token_ids]
             await decoder.forward(batch, cache, moe)
             await asyncio.sleep(0)
+        # One kernel has all rules.
+        pick_tokens(torch.zeros(1, config.vocab_size, device=device), [PickRules(1.0)])
 
 
 def batches(

@@ -44,41 +44,33 @@ INLINE dvec pick_of(lvec where, dvec yes, dvec no) {
     return (dvec)((where & (lvec)yes) | (~where & (lvec)no));
 }
 
-INLINE dvec fma_of_doubles(dvec a, dvec b, dvec c) {
-#if defined(__AVX512F__)
-    return (dvec)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
-#elif defined(__AVX2__)
-    return (dvec)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
-#else
-    return a * b + c;
-#endif
-}
-
 // Adding it rounds to a whole number, which then is what the bits are more than its own.
 static const double SHIFT = 6755399441055744.0;  // 1.5 * 2^52
 
 INLINE lvec whole(dvec x) { return (lvec)(x + SHIFT) - (lvec)every(SHIFT); }
 
-// e^x for x <= 0, within a unit or two in the last place; below -64, as of -64: no weight comes of it.
+// e^x for x <= 0, within a few units in the last place; below -64, as of -64: no weight comes of it.
+// Products and sums are rounded one by one, as in kernels/sampling.py and kernels/triton/sampling.py: the bits are the
+// same on every machine. The coefficients are those of the series: 1 / 12! to 1 / 0!.
 INLINE dvec exp_of_doubles(dvec x) {
     x = pick_of(x > -64.0, x, every(-64.0));
-    const dvec shifted = fma_of_doubles(x, every(1.4426950408889634), every(SHIFT));
+    const dvec shifted = x * 1.4426950408889634 + SHIFT;
     const dvec n = shifted - SHIFT;
-    dvec r = fma_of_doubles(n, every(-6.93147180369123816490e-1), x);  // ln 2 in two parts
-    r = fma_of_doubles(n, every(-1.90821492927058770002e-10), r);
-    dvec p = every(1.0 / 479001600);  // of the series: 1 / 12!
-    p = fma_of_doubles(p, r, every(1.0 / 39916800));
-    p = fma_of_doubles(p, r, every(1.0 / 3628800));
-    p = fma_of_doubles(p, r, every(1.0 / 362880));
-    p = fma_of_doubles(p, r, every(1.0 / 40320));
-    p = fma_of_doubles(p, r, every(1.0 / 5040));
-    p = fma_of_doubles(p, r, every(1.0 / 720));
-    p = fma_of_doubles(p, r, every(1.0 / 120));
-    p = fma_of_doubles(p, r, every(1.0 / 24));
-    p = fma_of_doubles(p, r, every(1.0 / 6));
-    p = fma_of_doubles(p, r, every(0.5));
-    p = fma_of_doubles(p, r, every(1.0));
-    p = fma_of_doubles(p, r, every(1.0));
+    // ln 2 in two parts
+    const dvec r = (x - n * 6.93147180369123816490e-1) - n * 1.90821492927058770002e-10;
+    dvec p = every(1.0 / 479001600);
+    p = p * r + 1.0 / 39916800;
+    p = p * r + 1.0 / 3628800;
+    p = p * r + 1.0 / 362880;
+    p = p * r + 1.0 / 40320;
+    p = p * r + 1.0 / 5040;
+    p = p * r + 1.0 / 720;
+    p = p * r + 1.0 / 120;
+    p = p * r + 1.0 / 24;
+    p = p * r + 1.0 / 6;
+    p = p * r + 0.5;
+    p = p * r + 1.0;
+    p = p * r + 1.0;
     const lvec power = ((lvec)shifted - (lvec)every(SHIFT) + 1023) << 52;
     return p * (dvec)power;
 }
