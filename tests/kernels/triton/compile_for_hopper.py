@@ -180,7 +180,8 @@ def schedule() -> None:
     replicas, costs = empty(160, 16, dtype=torch.int32), Costs(numbers, numbers)
     for num_rows in (512, 8192):
         ids = empty(num_rows, 6, dtype=torch.int32)
-        schedule_experts(ids, replicas, empty(16, dtype=torch.bool), numbers, costs)
+        live = empty(16, dtype=torch.bool)
+        schedule_experts(ids, replicas, live, numbers, costs, (0, 160))
 
 
 def brownout() -> None:

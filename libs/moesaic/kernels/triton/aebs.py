@@ -16,7 +16,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from moesaic.kernels.aebs import EVERY_REPLICA
 from moesaic.placement.schedule.aebs import Costs, Schedule
 
 _CHUNK = 1024  # choices a program counts or maps
@@ -324,7 +323,7 @@ def schedule_experts(
     live: Tensor,
     load: Tensor,
     costs: Costs[Tensor],
-    window: tuple[int, int] = EVERY_REPLICA,
+    window: tuple[int, int],
 ) -> Schedule[Tensor]:
     """See ``moesaic.kernels.aebs.schedule_experts``."""
     num_experts, num_instances = replicas.shape

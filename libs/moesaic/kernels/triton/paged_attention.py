@@ -57,7 +57,7 @@ def _find_keys(block_table, start, begin, end, BLOCK_SIZE: tl.constexpr, TILE_KE
 
     Outside ``begin..end-1`` the cache may hold anything, NaN too: the nearest key takes the place.
     """
-    key = tl.minimum(tl.maximum(start + tl.arange(0, TILE_KEYS), begin), end - 1).to(tl.uint32)
+    key = tl.maximum(tl.minimum(start + tl.arange(0, TILE_KEYS), end - 1), begin).to(tl.uint32)
     return tl.load(block_table + key // BLOCK_SIZE), (key % BLOCK_SIZE).to(tl.int32)
 
 
@@ -234,6 +234,7 @@ def _attend_kernel(
     value = tl.arange(0, VALUES)
     store = real[:, None] & (value < VALUE_DIM)[None, :]
     if SPLIT:
+        # A row that sees no key of the piece.
         weight = tl.where(weight == 0.0, 1.0, weight)
         at = ((sequence * max_rows + row).to(tl.int64) * NUM_HEADS + head) * max_pieces + piece
         tl.store(piece_scores + at, largest + tl.log2(weight), mask=real)
