@@ -179,6 +179,28 @@ def test_gathered_experts_are_a_share_and_a_ring(model: Path) -> None:
     assert of_role(offloaded, "attention")["experts"] > 0
 
 
+@pytest.mark.parametrize(
+    ("flags", "in_host_memory"),
+    [({"topology": "gathered"}, True), ({"topology": "local", "offload": True}, False)],
+    ids=["share", "file"],
+)
+def test_a_gpu_holds_three_layers_of_experts_that_come_and_the_machine_the_rest(
+    model: Path, flags: dict[str, Any], in_host_memory: bool
+) -> None:
+    options = replace(options_of(model, **flags), places={"attention-0": "cuda:0"})
+    kept = replace(options_of(model), places={"attention-0": "cuda:0"})
+    room, layers = {MACHINE: 64 * GIB, "cuda:0": 24 * GIB}, SHAPE["num_hidden_layers"]
+    found, whole = plan(options, room), plan(kept, room)
+    [attention] = [p for p in found.processes if p.role == "attention"]
+    [resident] = [p for p in whole.processes if p.role == "attention"]
+
+    layer = resident.parts["experts"] // layers
+    assert attention.parts["experts"] == 3 * layer
+    # All other layers, or two on their way from the file.
+    more = (layers - 1 if in_host_memory else 2) * layer
+    assert attention.on_host - resident.on_host == pytest.approx(more, abs=8 * MIB)
+
+
 def test_a_gpu_holds_weights_and_the_machine_the_process(model: Path) -> None:
     options = replace(options_of(model), places={"attention-0": "cuda:1"})
     found = plan(options, {MACHINE: 8 * GIB, "cuda:1": 24 * GIB})

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class ThreadStreams:
     def __init__(self) -> None:
         self._copies = ThreadPoolExecutor(1, thread_name_prefix="copies")
 
-    def lock(self, memory: Tensor) -> None:
+    def lock(self, memory: Iterable[Tensor]) -> None:
         """It stays where it is."""
 
     def copy(self, source: Tensor, into: Tensor) -> None:
@@ -67,7 +67,7 @@ class LateStreams:
     def __init__(self) -> None:
         self._copies: deque[Callable[[], object]] = deque()
 
-    def lock(self, memory: Tensor) -> None:
+    def lock(self, memory: Iterable[Tensor]) -> None:
         """It stays where it is."""
 
     def copy(self, source: Tensor, into: Tensor) -> None:

@@ -8,7 +8,7 @@ all bytes of its buffer with the layer's, when it begins and when it ends.
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from types import SimpleNamespace
 from typing import Any
@@ -49,7 +49,7 @@ class ExploredStreams:
     def launch(self, work: Iterator[bool]) -> None:
         self.queues["kernels"].append(work)
 
-    def lock(self, memory: Tensor) -> None:
+    def lock(self, memory: Iterable[Tensor]) -> None:
         """It stays where it is."""
 
     def copy(self, source: Tensor, into: Tensor) -> None:

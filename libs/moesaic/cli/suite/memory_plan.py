@@ -33,6 +33,7 @@ from moesaic.models.configuration.sizes import (
 from moesaic.prefix.blocks import BLOCK_SIZE
 
 if TYPE_CHECKING:
+    from moesaic.dispatch.gathered.plan import GatherPlan
     from moesaic.settings import ModelSettings, ServiceSettings
 
 Settings = Mapping[str, Any]  # ServiceSettings, by the name of a service
@@ -207,7 +208,9 @@ def _ranks(
             token = kv_bytes(part_of(config, division), numbers)
         parts = {**parts, "process": ON_GPU_BYTES}
         rank_name = f"{name}.{rank}" if rank else name
-        found.append(ProcessMemory(rank_name, role, place, parts, on_host=own, kv_token=token))
+        # The first rank has the routed experts.
+        on_host = own if rank else own + _experts_on_host(options, name, config, settings, numbers)
+        found.append(ProcessMemory(rank_name, role, place, parts, on_host=on_host, kv_token=token))
     return found
 
 
@@ -276,18 +279,42 @@ def _own_experts(
         return len(layers) * -(-num_experts // options.attention) * weights.expert
     if options.topology != "gathered" and not options.offload:
         return len(layers) * num_experts * weights.expert
+    return _gathered(options, name, config, settings, weights).total_bytes
+
+
+def _experts_on_host(
+    options: SuiteOptions,
+    name: str,
+    config: ModelConfig,
+    settings: "ServiceSettings",
+    numbers: Numbers,
+) -> int:
+    """Count the bytes of the machine for routed experts that a GPU computes as they come."""
+    if options.topology != "gathered" and not options.offload:
+        return 0
+    return _gathered(options, name, config, settings, weight_bytes(config, numbers)).host_bytes
+
+
+def _gathered(
+    options: SuiteOptions,
+    name: str,
+    config: ModelConfig,
+    settings: "ServiceSettings",
+    weights: WeightBytes,
+) -> "GatherPlan":
+    """Plan the experts that come to an attention worker layer by layer."""
     from moesaic.dispatch.gathered.plan import plan_gather
     from moesaic.experts.pull.ranges import Share
 
     count = options.attention if options.topology == "gathered" else 1
-    share = Share(int(name.rpartition("-")[2]) if count > 1 else 0, count)
     return plan_gather(
-        layers,
-        num_experts,
+        config.moe_layers,
+        config.moe.num_experts,
         weights.expert,
-        share=share,
+        share=Share(int(name.rpartition("-")[2]) if count > 1 else 0, count),
         offload=options.offload,
-    ).total_bytes
+        on_device=MACHINE not in places_of(settings),
+    )
 
 
 def _step_of(settings: "ServiceSettings") -> tuple[int, int]:

@@ -119,7 +119,7 @@ class SuiteOptions:
         str,
         option(
             "Devices for the workers; auto: all GPUs that torch finds, else the CPU. "
-            "With --quantization, --offload, gathered or edge: the CPU.",
+            "With --quantization or edge: the CPU.",
             metavar="auto|cpu|cuda:0,cuda:1",
         ),
     ] = "auto"

@@ -25,7 +25,7 @@ from moesaic.cli.terminal.outcome import CommandError, Exit
 if TYPE_CHECKING:
     from moesaic.models.configuration.config import ModelConfig
 
-FOR_CPUS = ("gathered", "all-to-all", "edge")  # topologies
+FOR_CPUS = ("all-to-all", "edge")  # topologies
 
 
 class Prepared(NamedTuple):
@@ -88,7 +88,7 @@ def _devices_of(options: SuiteOptions, settings: Settings) -> tuple[str, ...]:
     computing = [of for of in settings.values() if hasattr(of, "device")]
     if any("device" in of.model_fields_set for of in computing):
         return ()
-    for_cpus = options.offload or options.topology in FOR_CPUS
+    for_cpus = options.topology in FOR_CPUS
     for_cpus |= any(
         getattr(of, "quantization", "none") != "none" or getattr(of, "deterministic", False)
         for of in computing

@@ -79,11 +79,12 @@ async def assemble(
     """
     assert plan.on_device == (streams is not None)
     async with AsyncExitStack() as parts:
+        if streams is not None:
+            parts.push_async_callback(lambda: on_own_thread(streams.close))
         resident = await on_own_thread(files.packed, plan.layers[0], range(plan.num_experts))
         device = None
         if streams is not None:
-            parts.callback(streams.close)
-            resident, buffers = _on_device(plan, resident, files.device)
+            resident, buffers = await on_own_thread(_on_device, plan, resident, files.device)
             device = DeviceBuffers(buffers, streams)
         shard: MemoryShard | FileShard
         if plan.offload:
@@ -99,8 +100,7 @@ async def assemble(
         memory = [torch.empty(shape, dtype=torch.uint8) for _ in range(plan.num_buffers)]
         held = shard.rows if isinstance(shard, MemoryShard) else {}
         if streams is not None:
-            for locked in (*memory, *held.values()):
-                streams.lock(locked)
+            await on_own_thread(streams.lock, [*memory, *held.values()])
         shares = {*plan.gathered_shares, plan.share}
         digests = {share: contents_digest(model_digest, files.layout, share) for share in shares}
 

@@ -11,7 +11,7 @@ is read apart from what is written:
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -28,8 +28,10 @@ Event = Any  # what a stream has recorded; only the streams that made it know ho
 class DeviceStreams(Protocol):
     """The two streams of a device: copies to it, and kernels of the calling thread."""
 
-    def lock(self, memory: Tensor) -> None:
+    def lock(self, memory: Iterable[Tensor]) -> None:
         """Keep memory of the host in its place until ``close``, so that copies from it wait for nothing.
+
+        It takes seconds for many gigabytes.
 
         Raises:
             InUse: the system does not let it.
@@ -83,17 +85,21 @@ class CudaStreams:
         self._locked: list[Tensor] = []
         self._waiting = ThreadPoolExecutor(1, thread_name_prefix="copies")
 
-    def lock(self, memory: Tensor) -> None:
+    def lock(self, memory: Iterable[Tensor]) -> None:
         """See ``DeviceStreams``; ``pin_memory`` would take the next power of two, up to twice the bytes."""
-        if not memory.nbytes:
-            return
-        if error := int(_cuda().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)):
-            raise InUse(
-                "device",
-                f"CUDA cannot lock {memory.nbytes} bytes of this machine's memory for copies to "
-                f"{self._device} (error {error}): end what else uses memory here, or use --offload",
-            )
-        self._locked.append(memory)
+        # A new thread would take the first device, and memory there.
+        torch.cuda.set_device(self._device)
+        for each in memory:
+            # A worker with the only share has nothing to gather.
+            if not each.nbytes:
+                continue
+            if error := int(_cuda().cudaHostRegister(each.data_ptr(), each.nbytes, 0)):
+                raise InUse(
+                    "device",
+                    f"CUDA cannot lock {each.nbytes} bytes of this machine's memory for copies to "
+                    f"{self._device} (error {error}): end what else uses memory here, or use --offload",
+                )
+            self._locked.append(each)
 
     def copy(self, source: Tensor, into: Tensor) -> None:
         """See ``DeviceStreams``."""
@@ -133,6 +139,7 @@ class CudaStreams:
 
     def close(self) -> None:
         """See ``DeviceStreams``; memory of the host is free to go then."""
+        torch.cuda.set_device(self._device)
         self._copies.synchronize()
         self._waiting.shutdown()
         for memory in self._locked:

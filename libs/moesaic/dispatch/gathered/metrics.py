@@ -13,7 +13,7 @@ GATHERED_BYTES = Counter(
 )
 GATHER_SECONDS = Histogram(
     "moesaic_gather_fetch_seconds",
-    "Time to fetch the experts of one layer",
+    "Time to fetch the experts of one layer to the memory of the host",
     buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),
 )
 FAILED_PULLS = Counter(
