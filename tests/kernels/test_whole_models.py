@@ -9,12 +9,19 @@ from torch import Tensor
 pytest.importorskip("triton", reason="triton is not installed")
 
 from benchmarks.parity.cases import CASES, ParityCase, Served, build_reference, prompt_of
+from benchmarks.parity.published import publish
 from moesaic.dispatch.local import LocalDispatcher
+from moesaic.experts.loaded import ExpertFiles
+from moesaic.experts.pace import LoadPace
+from moesaic.kernels.gated_mlp import CodedMLP
+from moesaic.models.configuration.sizes import Numbers, weight_bytes
 from moesaic.models.layers import decoder
 from moesaic.models.layers.decode_graphs import DecodeGraphs, at_once
 from moesaic.models.layers.static_decode import DecodeShapes, StaticDecode, StepTensors
 from moesaic.models.layers.step_batch import StepBatch
 from moesaic.models.weights.checkpoint import Checkpoint
+from tests.kernels.ways_of_a_gpu import take_the_ways_of_a_gpu
+from tests.models.weights.formats.conftest import OPTIONS, form_of
 
 pytestmark = pytest.mark.suite  # whole models in the interpreter: a minute of one core
 
@@ -71,6 +78,30 @@ def test_a_family_computed_by_kernels_equals_torch(
     got = steps(served_on(tmp_path, torch.float32, gpu))
 
     torch.testing.assert_close(got, expected, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("family", "form"), [("gpt_oss", "mxfp4"), ("qwen3_moe", "awq")])
+def test_a_published_model_is_computed_from_its_codes(
+    family: str, form: str, device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"hidden_size": 64, **OPTIONS[family], "num_experts_per_tok": 2}
+    case = ParityCase(family, "for codes", options)
+    build_reference(case, tmp_path / "float", save_original_format=True)
+    publish(tmp_path / "float", tmp_path / "codes", tmp_path / "values", form_of(form))
+    prompt = [(prompt_of(2, seed=1), 0, [0])]
+    expected = Served(tmp_path / "values").forward(prompt)
+    if device.type == "cpu":
+        take_the_ways_of_a_gpu(monkeypatch)
+
+    served = served_on(tmp_path / "codes", torch.float32, device)
+
+    torch.testing.assert_close(served.forward(prompt).cpu(), expected, atol=2e-4, rtol=0)
+    checkpoint, config = Checkpoint(tmp_path / "codes"), served.config
+    expert = ExpertFiles(checkpoint, config, torch.float32, device).bring(LoadPace())(1, 0)
+    assert isinstance(expert.mlp, CodedMLP)
+    sizes = weight_bytes(config, Numbers("float32", on_cpu=False, codes=expert.mlp.form))
+    besides = sum(of["bias"].nbytes for of in expert.mlp.parts if "bias" in of)
+    assert expert.mlp.nbytes - besides == sizes.expert
 
 
 @pytest.mark.gpu

@@ -20,6 +20,7 @@ def take_the_ways_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Interpret kernels from now on. Weights that are loaded from now on stay as a GPU has them."""
     monkeypatch.setattr("moesaic.native.library.library", lambda: None)
     monkeypatch.setattr("moesaic.native.library.IN_FLOATS", ())
+    monkeypatch.setattr("moesaic.kernels.coded_matrix.KEEPS_CODES", ("cpu", "cuda"))
 
     def compute_slots(
         table: slots.SlotTable,

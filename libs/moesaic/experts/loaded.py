@@ -10,6 +10,7 @@ from moesaic.errors import InvalidInput
 from moesaic.experts.brownout.logical import LogicalExperts
 from moesaic.experts.pace import LoadPace
 from moesaic.experts.pieces import digests_of
+from moesaic.kernels.coded_matrix import keeps_codes
 from moesaic.kernels.expert_layout import ExpertLayout
 from moesaic.kernels.gated_mlp import GatedMLP
 from moesaic.kernels.held_bytes import Quantization
@@ -76,10 +77,9 @@ class ExpertFiles:
         """Read nothing yet; of experts that are not ``for_peers`` no digests are taken."""
         self._for_peers, self.progress = for_peers, checkpoint.progress
         self.experts, self.device = LogicalExperts(checkpoint, config), device
-        on_cpu = device.type == "cpu"
-        if quantization != "none" and not on_cpu:
+        if quantization != "none" and device.type != "cpu":
             raise InvalidInput("quantization", "is for CPUs; on a GPU it must be none")
-        self.layout = layout_of(config, dtype, quantization, as_stored=not on_cpu)
+        self.layout = layout_of(config, dtype, quantization, as_stored=keeps_codes(device))
 
     @property
     def expert_bytes(self) -> int:

@@ -18,6 +18,7 @@ from moesaic.experts.epochs import Epochs, Tenure
 from moesaic.experts.frames import layer_request
 from moesaic.experts.loaded import layout_of
 from moesaic.experts.slots import LayerSlots, SlotTable
+from moesaic.kernels.coded_matrix import keeps_codes
 from moesaic.kernels.held_bytes import Quantization
 from moesaic.kernels.linear import activation_dtype
 from moesaic.kernels.promised import LayerSubstitution
@@ -91,8 +92,8 @@ class WarmUp:
             answers.compute(tenure, layer_request(_NOBODY, 1, layer, 1, tensors))
 
     def _table(self) -> SlotTable:
-        on_gpu = self._device.type != "cpu"
-        layout = layout_of(self._config, self._dtype, self._quantization, as_stored=on_gpu)
+        as_stored = keeps_codes(self._device)
+        layout = layout_of(self._config, self._dtype, self._quantization, as_stored=as_stored)
         mlp = layout.view(torch.zeros(layout.nbytes, dtype=torch.uint8, device=self._device))
         experts = [slot % self._config.moe.num_experts for slot in range(self._num_slots)]
         slots = LayerSlots(tuple(experts), (mlp,) * len(experts))

@@ -20,6 +20,7 @@ from moesaic.kernels.stored_weights import (
     StoredWeight,
 )
 
+KEEPS_CODES = ("cuda",)  # devices whose kernels compute with codes
 _GROUPS = (32, 64, 128)
 PARTS = ("panels", "bias", "group_scales", "scales", "zeros")
 """In the order in which the kernels find their addresses."""
@@ -67,7 +68,7 @@ class CodedMatrix:
 
 def keeps_codes(device: torch.device) -> bool:
     """Return true if weights can be codes on ``device`` and be computed with by the kernels for GPUs."""
-    return device.type == "cuda"
+    return device.type in KEEPS_CODES
 
 
 def coded_form(weight: StoredWeight) -> WeightForm | None:

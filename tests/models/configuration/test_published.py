@@ -3,12 +3,14 @@
 import json
 from dataclasses import astuple
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from moesaic.models.configuration.config import load_config
-from moesaic.models.configuration.sizes import Numbers, weight_bytes
+from moesaic.kernels.held_bytes import WeightForm
+from moesaic.models.configuration.config import ModelConfig, load_config
+from moesaic.models.configuration.sizes import Numbers, numbers_for, weight_bytes
 
 YARN = {"type": "yarn", "beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 4096}
 DEEPSEEK_V3: dict[str, Any] = {
@@ -154,7 +156,26 @@ def test_a_published_model_has_as_many_parameters_as_is_said(tmp_path: Path, nam
     (tmp_path / "config.json").write_text(json.dumps(fields))
 
     config = load_config(tmp_path)
-    *parts, expert = astuple(weight_bytes(config, Numbers("float32", on_cpu=False)))
 
-    num_experts = len(config.moe_layers) * config.moe.num_experts
-    assert (sum(parts) + num_experts * expert) / 4 == pytest.approx(published, rel=0.01)
+    num_bytes = bytes_of(config, Numbers("float32", on_cpu=False))
+    assert num_bytes / 4 == pytest.approx(published, rel=0.01)
+
+
+def bytes_of(config: ModelConfig, numbers: Numbers) -> int:
+    """Bytes of all weights."""
+    *parts, expert = astuple(weight_bytes(config, numbers))
+    return sum(parts) + len(config.moe_layers) * config.moe.num_experts * expert
+
+
+@pytest.mark.parametrize(("name", "most_gib"), [("gpt-oss-20b", 14), ("gpt-oss-120b", 65)])
+def test_a_gpu_holds_the_published_codes(tmp_path: Path, name: str, most_gib: int) -> None:
+    quantised = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    fields = PUBLISHED[name][0] | {"quantization_config": quantised}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    config = load_config(tmp_path)
+    on_gpu: Any = SimpleNamespace(dtype="bfloat16", quantization="none", device="cuda")
+
+    numbers = numbers_for(on_gpu, config)
+
+    assert numbers.codes == WeightForm("int4", 32, levels=True)
+    assert 0.9 * most_gib < bytes_of(config, numbers) / 2**30 < most_gib
