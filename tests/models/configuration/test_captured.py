@@ -1,5 +1,6 @@
 """The sizes of captured steps pad few rows, and their bytes hold the tensors that steps share."""
 
+from itertools import pairwise
 from pathlib import Path
 
 from hypothesis import given
@@ -25,7 +26,7 @@ def test_sizes_hold_the_most_rows_and_pad_little(most: int) -> None:
 
     assert sizes[-1] >= most
     assert most == 1 or sizes[-2] < most
-    for size, larger in zip(sizes[4:], sizes[5:], strict=False):
+    for size, larger in pairwise(sizes[4:]):
         assert larger - size <= max(8, size // 16)
 
 
