@@ -64,12 +64,14 @@ def computed_settings(
     if not experts:
         return {}
     least = _least_slots(experts, config.moe.num_experts)
-    on_cpus = {each.worker_id: {"slots_per_layer": least} for each in experts if not each.gpus}
+    on_cpus: dict[str, dict[str, Value]] = {
+        each.worker_id: {"slots_per_layer": least} for each in experts if not each.gpus
+    }
     if not all(cluster.memory_of(name) for name, host in cluster.hosts.items() if host.gpus):
         return on_cpus
     workers = _as_suite(cluster, services, settings)
     plan = _roomiest(workers, config, least)
-    found: dict[str, dict[str, Value]] = {**on_cpus}
+    found = {**on_cpus}
     by_name = {process.name: process for process in plan.processes}
     for name, worker_id in workers.names.items():
         process = by_name[name]

@@ -59,7 +59,7 @@ def place_of(settings: "ServiceSettings") -> str:
 def places_of(settings: "ServiceSettings") -> tuple[str, ...]:
     """Name the places of a process and of the ranks that it starts: a GPU for each, side by side."""
     place = place_of(settings)
-    if place == MACHINE or getattr(settings, "tensor_parallel_address", ""):
+    if place == MACHINE or getattr(settings, "tensor_parallel_address", None):
         return (place,)
     return side_by_side(place, getattr(settings, "tensor_parallel", 1))
 

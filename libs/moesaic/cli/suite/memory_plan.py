@@ -33,7 +33,7 @@ from moesaic.models.configuration.sizes import (
 from moesaic.prefix.blocks import BLOCK_SIZE
 
 if TYPE_CHECKING:
-    from moesaic.settings import ServiceSettings
+    from moesaic.settings import ModelSettings, ServiceSettings
 
 Settings = Mapping[str, Any]  # ServiceSettings, by the name of a service
 MIB = 1 << 20
@@ -186,7 +186,7 @@ def _ranks(
     role: str,
     name: str,
     config: ModelConfig,
-    settings: "ServiceSettings",
+    settings: "ModelSettings",
     slots: int,
     libraries: int,
 ) -> list[ProcessMemory]:
