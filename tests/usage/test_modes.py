@@ -74,7 +74,7 @@ def test_attention_workers_refuse_exactly_the_settings_of_other_modes(
 ) -> None:
     modes = modes_of(AttentionSettings)[field]
     flag, value = field.replace("_", "-"), OTHERS[field]
-    given = f"--{flag}" if value is True else f"--{flag}={value}"
+    given = {True: f"--{flag}", False: f"--no-{flag}"}.get(value, f"--{flag}={value}")
     flags = ["--model=m", f"--dispatch={dispatch}", "--device=cpu", given]
 
     if dispatch in modes:

@@ -16,14 +16,9 @@ import torch
 from torch import Tensor
 
 from moesaic.kernels.promised import on_device
+from moesaic.kernels.token_weights import DRAW_BITS, weigh
 from moesaic.native.library import lib, scratch, usable
 
-DRAW_BITS = 53  # of a draw, as of a top-p
-# Of e^x = 2^n * e^r: C and Triton kernels have the same numbers.
-LOG2_E = 1.4426950408889634
-LN2 = 6.93147180369123816490e-1, 1.90821492927058770002e-10  # in two parts
-SERIES = tuple(1.0 / math.factorial(i) for i in range(12, -1, -1))
-SHIFT = 6755399441055744.0  # 1.5 * 2^52: what it is added to, and taken from, is rounded to a whole number
 _MOST_BITS = 44
 _MOST_SHARPNESS = 1e300
 _ROWS_AT_ONCE = 8  # sorting takes 40 bytes for each entry of these rows
@@ -138,7 +133,7 @@ def _pick(logits: Tensor, rules: Sequence[PickRules]) -> list[int]:
         return torch.as_tensor(values, device=logits.device).unsqueeze(1)
 
     most, sharpness = logits.gather(1, greedy), column(numbers.sharpness)
-    weights = _weigh((logits.double() - most.double()) * sharpness, numbers.bits)
+    weights = weigh((logits.double() - most.double()) * sharpness, numbers.bits)
     if any(how.top_k or how.top_p < 1 or how.min_p for how in rules):
         logits = logits.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
         ids = logits.sort(dim=-1, descending=True, stable=True).indices
@@ -167,15 +162,3 @@ def _first_of_largest(logits: Tensor) -> Tensor:
     keys = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).masked_fill(logits.isnan(), -(2**31)).long()
     columns = torch.arange(logits.shape[1] - 1, -1, -1, device=logits.device)
     return ((keys << 32) | columns).argmax(dim=-1, keepdim=True)
-
-
-def _weigh(exponents: Tensor, bits: int) -> Tensor:
-    """Return ``round(2^bits * e^x)`` of float64 ``[R, V]``, at most 0; 0 of NaN, and of what is below -64."""
-    x = torch.where(exponents > -64, exponents, -64.0)
-    n = (x * LOG2_E + SHIFT) - SHIFT
-    r = (x - n * LN2[0]) - n * LN2[1]
-    p = torch.full_like(r, SERIES[0])
-    for coefficient in SERIES[1:]:
-        p = p * r + coefficient
-    power = ((n.long() + (1023 + bits)) << 52).view(torch.float64)
-    return (p * power).round().long()

@@ -11,6 +11,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from moesaic.kernels import sampling
 from moesaic.kernels.sampling import PickRules, pick_on_gpu, pick_tokens, pick_tokens_reference
+from moesaic.kernels.token_weights import weigh
 from moesaic.kernels.triton import sampling as kernel
 
 LOGIT = st.sampled_from(
@@ -61,7 +62,7 @@ def test_weights_have_the_bits_of_the_reference(device: torch.device) -> None:
     vocab = 3000
     logits = torch.randn(1, vocab, generator=torch.Generator().manual_seed(7)) * 3
     bits = sampling.RuleNumbers([PickRules(0.8)], vocab).bits
-    weights = sampling._weigh((logits.double() - logits.max().double()) * (1 / 0.8), bits)
+    weights = weigh((logits.double() - logits.max().double()) * (1 / 0.8), bits)
     bounds = weights[0].cumsum(0)
     total, places = int(bounds[-1]), range(5, vocab, 700)
     # The first draw of a token, and the last of the one before.

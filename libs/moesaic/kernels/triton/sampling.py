@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from moesaic.kernels.sampling import DRAW_BITS, LN2, LOG2_E, SERIES, SHIFT
+from moesaic.kernels.token_weights import DRAW_BITS, LN2, LOG2_E, SERIES, SHIFT
 
 _BLOCK = 4096  # tokens that are passed over together
 _PROGRAMS = 64  # each has scratch of its own

@@ -35,11 +35,11 @@ class Segment:
 
 
 class SegmentTensors(StepTensors):
-    """What segments of all sizes exchange with the experts, besides: float ``[rows, H]`` each.
+    """The tensors of segments of all sizes, with those that they exchange with the experts: ``[rows, H]`` each.
 
     Attributes:
-        normed: what the experts of the layer are asked.
-        returned: what came back.
+        normed: rows that the experts of the layer are asked.
+        returned: their answer.
     """
 
     def __init__(self, decoder: Decoder, cache: KVCache, shapes: DecodeShapes) -> None:
