@@ -93,7 +93,14 @@ async def test_without_redis_the_last_policy_holds(
             await until(service, lambda load: (load.mode, load.prefill_threshold) == ("off", 1.0))
 
 
-@pytest.mark.parametrize("error", [CheckpointError("united", "is damaged"), MemoryError("full")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        CheckpointError("united", "is damaged"),
+        MemoryError("full"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+    ],
+)
 async def test_rows_make_do_with_fewer_experts_if_united_ones_cannot_be_loaded(
     tiny_model: Any, error: Exception
 ) -> None:
