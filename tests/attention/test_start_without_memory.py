@@ -16,8 +16,8 @@ from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.services.attention.engine import open_engine
 from moesaic.services.attention.modes.contract import Mode
 from moesaic.services.attention.settings import AttentionSettings
+from tests.fake_device.cuda import fake_device
 
-cuda = pytest.importorskip("tests.fake_device.cuda")
 GPU, BF16 = torch.device("cuda", 0), torch.bfloat16
 KV_BLOCK = 16 * 3 * 32 * 2  # tokens, layers, keys and values, bytes
 
@@ -48,7 +48,7 @@ async def opened(model: Any, kv_blocks: int, shortcut: Any = lambda cache: None)
 
 
 async def test_blocks_that_do_not_fit_are_refused_with_their_bytes(tiny_model: Any) -> None:
-    with cuda.fake_device(memory_bytes=1 << 20):
+    with fake_device(memory_bytes=1 << 20):
         assert await opened(tiny_model, 64) == 64
         with pytest.raises(InUse) as refused:
             await opened(tiny_model, 1 << 12)
@@ -63,7 +63,7 @@ async def test_captured_steps_that_do_not_fit_name_their_own_flag(tiny_model: An
     def capture(cache: KVCache) -> None:
         torch.empty(1 << 20, device=GPU)
 
-    with cuda.fake_device(memory_bytes=1 << 20), pytest.raises(InUse) as refused:
+    with fake_device(memory_bytes=1 << 20), pytest.raises(InUse) as refused:
         await opened(tiny_model, 64, capture)
 
     assert refused.value.field == "--max-num-seqs"

@@ -26,8 +26,8 @@ from moesaic.services.attention.settings import AttentionSettings
 from moesaic.services.expert.room import SlotRoom, slot_room_of
 from moesaic.services.expert.settings import ExpertSettings
 from moesaic.transport.device_memory import memory_of
+from tests.fake_device.cuda import fake_device
 
-cuda = pytest.importorskip("tests.fake_device.cuda")
 GPU, BF16 = torch.device("cuda", 0), torch.bfloat16
 EXPERTS, LAYERS = 8, 3
 SETTINGS: dict[str, Any] = {"model": "m", "device": "cuda", "dtype": "bfloat16"}
@@ -97,7 +97,7 @@ def memory_for_both(config: ModelConfig, slots: int) -> int:
 @pytest.mark.parametrize("order", ["attention first", "experts first", "experts placed first"])
 def test_both_find_their_memory_in_any_order(tiny_model: Any, order: str) -> None:
     config = load_config(tiny_model.directory)
-    with cuda.fake_device(memory_bytes=memory_for_both(config, EXPERTS)):
+    with fake_device(memory_bytes=memory_for_both(config, EXPERTS)):
         if order == "attention first":
             attention = AttentionWorker(tiny_model)
         experts = ExpertWorker(tiny_model)
@@ -125,7 +125,7 @@ def test_both_find_their_memory_in_any_order(tiny_model: Any, order: str) -> Non
 
 def test_a_worker_that_finds_another_offers_fewer_slots(tiny_model: Any) -> None:
     config = load_config(tiny_model.directory)
-    with cuda.fake_device(memory_bytes=memory_for_both(config, EXPERTS)):
+    with fake_device(memory_bytes=memory_for_both(config, EXPERTS)):
         # Neither knows of the other when it decides.
         first, second = ExpertWorker(tiny_model, "e0"), ExpertWorker(tiny_model, "e1")
         assert first.room.slots_per_layer == second.room.slots_per_layer == EXPERTS
