@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.memory.checkpoint import SHAPE
+from moesaic.cli.suite import devices
 from moesaic.cli.suite.devices import MACHINE, devices_named, place_of, shared_out
 from moesaic.cli.suite.fitting import (
     CHOSEN,
@@ -23,6 +24,7 @@ from moesaic.cli.suite.fitting import (
 )
 from moesaic.cli.suite.memory_plan import MIB, MOVING, SuiteMemory, plan_suite
 from moesaic.cli.suite.options import SuiteOptions
+from moesaic.cli.suite.prepare import planned
 from moesaic.cli.suite.processes import services_of
 from moesaic.cli.suite.service_settings import check_settings, given_settings
 from moesaic.cli.terminal.outcome import CommandError
@@ -325,3 +327,23 @@ def test_a_model_that_ranks_cannot_divide_is_refused_by_the_plan(model: Path) ->
     room = {f"cuda:{index}": GIB for index in range(7)}
     with pytest.raises(CommandError, match=r"--tensor-parallel 7: .*attention heads"):
         plan(options, {MACHINE: GIB, **room})
+
+
+def test_a_machine_with_gpus_gives_each_worker_its_own(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "_num_gpus", lambda: 4)
+    memory = [64 * GIB, 24 * GIB]
+    apart = {"topology": "disaggregated", "attention": 1}
+
+    alone = planned(options_of(model, **apart, experts=3), memory)
+    ranks = planned(options_of(model, "--tensor-parallel=2", **apart, experts=2), memory)
+
+    everything = ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
+    for found in (alone, ranks):
+        on_gpus = [p.place for p in found.memory.processes if p.place != MACHINE]
+        assert sorted(on_gpus) == everything
+        assert found.memory.fits
+    flags = {s.name: s.flags for s in services_of(ranks.options, 128, 8)}
+    first = ranks.options.places["attention-0"]
+    assert flags["attention-0"][flags["attention-0"].index("--device") + 1] == first
