@@ -161,8 +161,9 @@ def _engine(worker: WorkerParts, mode: Mode, emit: Emit, tell_blocks: TellBlocks
     num_blocks = kv_blocks_of(settings, own)
 
     def shortcut(cache: KVCache) -> Shortcut | None:
-        told = f"got {settings.max_num_seqs}, and captured steps of so many rows"
-        with within_memory(worker.device, "--max-num-seqs", f"{told} beside KV"):
+        told = f"got {settings.max_num_seqs}, and captured steps of so many rows beside KV"
+        fix = "lower it, or give --no-decode-graphs"
+        with within_memory(worker.device, "--max-num-seqs", told, fix):
             return mode.shortcut(cache)
 
     num_bytes = num_blocks * BLOCK_SIZE * kv_bytes(own, numbers_for(settings, own))

@@ -15,10 +15,12 @@ from dataclasses import dataclass, replace
 import structlog
 
 from moesaic.errors import InUse
+from moesaic.models.configuration.captured import captured_bytes
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.configuration.sizes import (
     MOVING,
     ON_GPU_BYTES,
+    USUAL_SEQUENCES,
     batch_bytes,
     least_attention_bytes,
     numbers_for,
@@ -101,6 +103,7 @@ def _room(settings: ExpertSettings, config: ModelConfig, memory: MemoryOf) -> in
     others = memory.total // 10
     if settings.device != "cpu":
         attention = least_attention_bytes(config, numbers) + ON_GPU_BYTES
+        attention += captured_bytes(config, numbers, USUAL_SEQUENCES, config.max_positions)
         # Its own context is in the whole, too.
         others = max(others, batch + attention) + ON_GPU_BYTES
     return max(0, min(memory.free - batch, memory.total - others))

@@ -1,16 +1,23 @@
 """KV is sized from memory: within what is there, enough to work, and no more than is likely to be used."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from moesaic.engine.sequences.blocks import blocks_for
+from moesaic.models.configuration.captured import captured_bytes
+from moesaic.models.configuration.config import load_config
+from moesaic.models.configuration.sizes import kv_bytes, numbers_for
 from moesaic.prefix.blocks import BLOCK_SIZE
+from moesaic.services.attention import kv_room
 from moesaic.services.attention.kv_room import LEAST_BLOCKS, USUAL_BLOCKS, blocks_within
 from moesaic.services.attention.settings import AttentionSettings
 from moesaic.telemetry import memory
+from moesaic.transport.device_memory import MemoryOf
 from moesaic.usage.reading import load_settings
 
 GIB = 1 << 30
@@ -96,3 +103,24 @@ def test_a_group_that_is_over_its_limit_has_nothing_left(machine: Path) -> None:
 
 def test_this_machine_says_what_it_has() -> None:
     assert memory.free_bytes() > 1 << 20
+
+
+def test_kv_leaves_the_memory_of_captured_steps(
+    monkeypatch: pytest.MonkeyPatch, tiny_model: Any
+) -> None:
+    config = replace(load_config(tiny_model.directory), max_positions=1 << 20)
+    form: dict[str, Any] = {"model": "m", "device": "cuda", "dtype": "bfloat16"}
+    monkeypatch.setattr(kv_room, "memory_of", lambda _: MemoryOf(GIB, GIB))
+
+    with_graphs, without = (
+        kv_room.kv_blocks_of(
+            AttentionSettings(**form, kv_memory_fraction=1.0, decode_graphs=on), config
+        )
+        for on in (True, False)
+    )
+
+    numbers = numbers_for(AttentionSettings(**form), config)
+    block_bytes = BLOCK_SIZE * kv_bytes(config, numbers)
+    kept = captured_bytes(config, numbers, 64, 1 << 20)
+    assert kept > block_bytes
+    assert (without - with_graphs) * block_bytes == pytest.approx(kept, abs=block_bytes)

@@ -11,6 +11,7 @@ from moesaic.errors import PlacementInfeasible
 from moesaic.experts.host import ExpertHost
 from moesaic.experts.loaded import layout_of
 from moesaic.messages.placement import Placement
+from moesaic.models.configuration.captured import captured_bytes
 from moesaic.models.configuration.config import ModelConfig, load_config
 from moesaic.models.configuration.sizes import (
     ON_GPU_BYTES,
@@ -89,7 +90,10 @@ def memory_for_both(config: ModelConfig, slots: int) -> int:
     """Bytes of a device that has room for so many slots beside an attention worker, and none for more."""
     numbers = numbers_for(ExpertSettings(**SETTINGS), config)
     others = (
-        2 * ON_GPU_BYTES + batch_bytes(config, numbers) + least_attention_bytes(config, numbers)
+        2 * ON_GPU_BYTES
+        + batch_bytes(config, numbers)
+        + least_attention_bytes(config, numbers)
+        + captured_bytes(config, numbers, 64, config.max_positions)
     )
     return others + slots * slot_bytes(config)
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moesaic.errors import InUse
+from moesaic.models.configuration.captured import captured_bytes
 from moesaic.models.configuration.config import ModelConfig, load_config
 from moesaic.models.configuration.sizes import (
     MOVING,
@@ -49,7 +50,9 @@ def bytes_of(config: ModelConfig, settings: ExpertSettings) -> tuple[int, int, i
     """Bytes of an expert, of a slot in all layers, and of the least attention worker."""
     numbers = numbers_for(settings, config)
     expert = weight_bytes(config, numbers).expert
-    return expert, 48 * expert, least_attention_bytes(config, numbers) + ON_GPU_BYTES
+    attention = least_attention_bytes(config, numbers) + ON_GPU_BYTES
+    attention += captured_bytes(config, numbers, 64, config.max_positions)
+    return expert, 48 * expert, attention
 
 
 def room(config: ModelConfig, settings: ExpertSettings, free: int, total: int = 0) -> SlotRoom:

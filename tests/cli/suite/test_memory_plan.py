@@ -369,3 +369,20 @@ def test_a_machine_with_gpus_gives_each_worker_its_own(
     flags = {s.name: s.flags for s in services_of(ranks.options, 128, 8)}
     first = ranks.options.places["attention-0"]
     assert flags["attention-0"][flags["attention-0"].index("--device") + 1] == first
+
+
+def test_captured_steps_count_on_a_gpu_alone_and_unless_turned_off(model: Path) -> None:
+    room = {MACHINE: 64 * GIB, "cuda:0": 64 * GIB, "cuda:1": 64 * GIB}
+
+    def graphs(options: SuiteOptions) -> int:
+        return of_role(plan(options, room), "attention")["graphs"]
+
+    gpu = options_of(model, "--device=cuda:0")
+    few, many = (
+        graphs(options_of(model, "--device=cuda:0", f"--max-num-seqs={rows}")) for rows in (8, 64)
+    )
+    assert 0 < few < many == graphs(gpu)
+    assert graphs(options_of(model)) == 0
+    assert graphs(options_of(model, "--device=cuda:0", "--tensor-parallel=2")) == 0
+    off = given_settings({"decode_graphs": False}, "local")
+    assert graphs(replace(gpu, settings=(*gpu.settings, *off))) == 0
