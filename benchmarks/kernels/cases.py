@@ -21,7 +21,8 @@ from moesaic.kernels.rms_norm import add_rms_norm_reference
 from moesaic.kernels.triton.add_rms_norm import add_rms_norm
 from moesaic.kernels.triton.brownout import split_choices
 from moesaic.kernels.triton.gate import select_experts
-from moesaic.kernels.triton.grouped_experts import SlotWeights, grouped_experts
+from moesaic.kernels.triton.grouped_experts import grouped_experts
+from moesaic.kernels.triton.grouped_products import SlotWeights
 from moesaic.kernels.triton.kv_rows import store_grouped
 from moesaic.kernels.triton.split_attention import paged_attention
 from moesaic.messages.substitution import Substitution
@@ -102,8 +103,8 @@ def experts(shape: ExpertShape, num_rows: int) -> KernelCase:
     )
     gate_up = normal(shape.num_experts, 2 * shape.size, shape.hidden) * shape.hidden**-0.5
     down = normal(shape.num_experts, shape.hidden, shape.size) * shape.size**-0.5
-    pairs = list(zip(gate_up, down, strict=True))
-    weights, mlps = SlotWeights.of(pairs), [PlainMLP(*pair) for pair in pairs]
+    mlps = [PlainMLP(*pair) for pair in zip(gate_up, down, strict=True)]
+    weights = SlotWeights.of(mlps)
 
     def by_torch() -> Tensor:
         return torch_experts.grouped_experts(*routed, mlps)

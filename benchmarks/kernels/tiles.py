@@ -8,8 +8,9 @@ import torch
 from triton.runtime.errors import OutOfResources
 
 from benchmarks.kernels.cases import SHAPES, ExpertShape, normal
+from moesaic.kernels.gated_mlp import PlainMLP
 from moesaic.kernels.triton.expert_order import expert_order
-from moesaic.kernels.triton.grouped_experts import (
+from moesaic.kernels.triton.grouped_products import (
     SlotWeights,
     TileShape,
     grouped_products,
@@ -23,14 +24,14 @@ ROWS = (16, 256, 8192)
 def measure_tiles(timer: Timer) -> dict[str, Any]:
     """Measure both products together, in microseconds, fastest first, for each batch and shape of tile."""
     shape = SHAPES[0]
-    pairs = [
-        (
+    mlps = [
+        PlainMLP(
             normal(2 * shape.size, shape.hidden) * shape.hidden**-0.5,
             normal(shape.hidden, shape.size) * shape.size**-0.5,
         )
         for _ in range(shape.num_experts)
     ]
-    slots = SlotWeights.of(pairs)
+    slots = SlotWeights.of(mlps)
     return {
         f"{shape.model}, {num_rows} rows": _compared(timer, shape, slots, num_rows)
         for num_rows in ROWS

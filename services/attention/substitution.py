@@ -3,7 +3,6 @@
 from functools import partial
 
 import structlog
-import torch
 
 from moesaic.dispatch.substitution import Degrading, LoadedSubstitution
 from moesaic.engine.thread import EngineThread
@@ -11,6 +10,7 @@ from moesaic.errors import MoesaicError
 from moesaic.messages.brownout import BrownoutPolicy
 from moesaic.messages.substitution import Substitution
 from moesaic.native.own_thread import on_own_thread
+from moesaic.telemetry.shortage import ran_out_of_memory
 
 log = structlog.get_logger()
 
@@ -33,7 +33,9 @@ class SubstitutionFollower:
         if substitution != Substitution():
             try:
                 loaded = await on_own_thread(partial(degrading.substitutions.load, substitution))
-            except (MoesaicError, MemoryError, torch.OutOfMemoryError) as error:
+            except Exception as error:
+                if not isinstance(error, MoesaicError) and not ran_out_of_memory(error):
+                    raise
                 log.error(
                     "substitution.refused",
                     way=substitution.way,

@@ -48,10 +48,7 @@ class TestLocal(ModeContract):
 
 class TestLocalOffload(ModeContract):
     dispatch, hows = "local", ({"offload": True},)
-    refused = (
-        TOO_LITTLE,
-        ({"device": "cuda"}, "--offload needs --device cpu"),
-    )
+    refused = (TOO_LITTLE, (TOO_LITTLE[0] | {"device": "cuda"}, "for 2 layers in transfer"))
 
 
 class TestRouted(ModeContract):
@@ -72,6 +69,7 @@ class TestGathered(ModeContract):
     dispatch, hows, listens = "gathered", SHARES, True
     refused = (
         TOO_LITTLE,
+        (TOO_LITTLE[0] | {"device": "cuda"}, "for 2 layers in transfer"),
         NO_SUCH_SHARE,
         NO_ROWS_TRAVEL,
     )

@@ -139,6 +139,19 @@ class Clocks:
                 memory.written, memory.read = (stream, clock[stream]), {}
             return clock[stream]
 
+    def host_uses(self, memory: Memory, *, writes: bool) -> None:
+        """Check that the host has waited for all who use memory that it reads or ``writes``, as a transport does.
+
+        Raises:
+            DeviceFault: it has not.
+        """
+        with self._lock:
+            uses = [memory.written] if memory.written else []
+            for stream, number in [*uses, *(memory.read.items() if writes else ())]:
+                if self._host.get(stream, 0) < number:
+                    what = "writes into" if writes else "reads"
+                    raise DeviceFault(f"the host {what} memory that stream {stream} may still use")
+
     def moment(self, stream: int) -> Clock:
         """Return all that is known to be done once the stream has done its work."""
         with self._lock:

@@ -1,5 +1,6 @@
 """``torch.cuda`` for the length of a block: what the product uses of it, over the fake device."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from tests.fake_device.clocks import Clocks, DeviceFault, Streams
 from tests.fake_device.guard import guard
@@ -27,6 +29,8 @@ CREATING = (
     "triu_indices",
 )
 _kernels: list[torch.library.Library] = []
+# The interpreter keeps its grid, and what it replaces of the language, for all threads.
+_one_at_a_time = threading.Lock()
 
 
 @contextmanager
@@ -159,14 +163,9 @@ class _Patches:
                     )
             fakes = [each for each in used if isinstance(each, DeviceTensor)]
             before = [fake.inner.clone() for fake in fakes]
-            result = launch(
-                kernel,
-                *[each.inner if isinstance(each, DeviceTensor) else each for each in args],
-                **{
-                    key: each.inner if isinstance(each, DeviceTensor) else each
-                    for key, each in kwargs.items()
-                },
-            )
+            inner = tree_map_only(DeviceTensor, lambda each: each.inner, (args, kwargs))
+            with _one_at_a_time:
+                result = launch(kernel, *inner[0], **inner[1])
             _note_launch(fakes, before)
             return result
 

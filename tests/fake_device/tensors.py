@@ -15,6 +15,9 @@ from tests.fake_device.rules import aten, check_devices
 # Modules that may have an address of the device: kernels of it, and a transport that knows its memory.
 MAY_ADDRESS = ("moesaic.kernels.triton", "moesaic.transport.ucx", "triton", "tests", "ucxx")
 
+# They only take memory.
+EMPTY = {aten.empty.memory_format, aten.empty_strided.default}
+
 
 class Device:
     """What is fake at the moment: the clocks, the streams and the host's pinned memory."""
@@ -114,7 +117,7 @@ def create(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> DeviceTens
     device = Device.streams.index(kwargs.get("device"))
     named = {key: value for key, value in kwargs.items() if key != "pin_memory"}
     inner = func(*args, **(named | {"device": torch.device("cpu")}))
-    return _wrapped(inner, device, [], writes=True)
+    return _wrapped(inner, device, [], writes=func not in EMPTY)
 
 
 def run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -14,18 +14,23 @@ from moesaic.placement.schedule.aebs import UNAVAILABLE, Costs, Schedule, schedu
 from tests.kernels.test_aebs_native import Arrays, drawn
 
 
-def check(arrays: Arrays, device: torch.device) -> Schedule[torch.Tensor]:
+def check(
+    arrays: Arrays, device: torch.device, window: tuple[int, int] = aebs.EVERY_REPLICA
+) -> Schedule[torch.Tensor]:
     """Compare all three; on the CPU torch computes."""
     topk_ids, replicas, live, load, weights, row = arrays
     expected = schedule_experts(topk_ids, replicas, live=live, load=load, costs=Costs(weights, row))
     tensors = [torch.from_numpy(array) for array in arrays]
     on_device = [tensor.to(device) for tensor in tensors]
 
-    reference = aebs.schedule_experts(*tensors[:4], Costs(*tensors[4:]))
-    computed = aebs_triton.schedule_experts(*on_device[:4], Costs(*on_device[4:]))
+    reference = aebs.schedule_experts(*tensors[:4], Costs(*tensors[4:]), window)
+    computed = aebs_triton.schedule_experts(*on_device[:4], Costs(*on_device[4:]), window)
 
     for name in ("replica", "instance", "load", "replica_of_choice"):
         wanted = getattr(expected, name)
+        if name == "replica_of_choice":
+            inside = (wanted >= window[0]) & (wanted < window[1])
+            wanted = np.where(inside, wanted - window[0], np.int32(-1))
         for schedule in (reference, computed):
             tensor = getattr(schedule, name).cpu()
             assert tensor.numpy().dtype == wanted.dtype, name
@@ -42,12 +47,16 @@ def check(arrays: Arrays, device: torch.device) -> Schedule[torch.Tensor]:
     experts=st.integers(1, 24),
     instances=st.integers(1, 9),
     share=st.sampled_from([0.0, 0.2, 0.5, 1.0]),
+    alone=st.booleans(),
+    window=st.sampled_from([aebs.EVERY_REPLICA, (10, 60)]),
 )
-@example(seed=1, rows=700, top_k=3, experts=160, instances=16, share=0.1)  # several chunks
+# Several chunks.
+@example(1, 700, 3, 160, 16, 0.1, True, (100, 900))
+@example(1, 700, 3, 160, 40, 0.1, False, (100, 900))
 # Eight experts move, on two ways; seven, on four.
-@example(seed=15108, rows=30, top_k=3, experts=40, instances=10, share=0.2)
-@example(seed=9104, rows=30, top_k=3, experts=40, instances=10, share=0.2)
-@example(seed=2, rows=2, top_k=1, experts=1, instances=1, share=1.0)
+@example(15108, 30, 3, 40, 10, 0.2, True, aebs.EVERY_REPLICA)
+@example(9104, 30, 3, 40, 10, 0.2, True, aebs.EVERY_REPLICA)
+@example(2, 2, 1, 1, 1, 1.0, True, (0, 1))
 def test_all_three_decide_alike(
     device: torch.device,
     seed: int,
@@ -56,8 +65,12 @@ def test_all_three_decide_alike(
     experts: int,
     instances: int,
     share: float,
+    alone: bool,
+    window: tuple[int, int],
 ) -> None:
-    check(drawn(seed, rows, top_k, experts, instances, share), device)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(aebs_triton, "_FEW_CHOICES", 10**6 if alone else -1)
+        check(drawn(seed, rows, top_k, experts, instances, share), device, window)
 
 
 def test_large_costs_are_added_without_rounding(device: torch.device) -> None:

@@ -35,9 +35,6 @@ def take_the_ways_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         # The size of blocks is for CPUs.
         return kv_rows_triton.store_grouped(*arguments[:-1], **options)
 
-    def schedule_experts(*arguments: Any) -> Any:
-        return aebs.within(aebs_triton.schedule_experts(*arguments[:5]), arguments[5])
-
     monkeypatch.setattr(decoder, "add_rms_norm", add_rms_norm_triton.add_rms_norm)
     monkeypatch.setattr(grouped_query, "store_grouped", store_grouped)
     monkeypatch.setattr(latent, "store_latent", kv_rows_triton.store_latent)
@@ -45,5 +42,5 @@ def take_the_ways_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gating.Gating, "select", gating.Gating.select_on_gpu)
     monkeypatch.setattr(slots.SlotTable, "compute_slots", compute_slots)
     monkeypatch.setattr(attention_plan, "paged_attention", split_attention.paged_attention)
-    monkeypatch.setattr(aebs, "schedule_experts", schedule_experts)
+    monkeypatch.setattr(aebs, "schedule_experts", aebs_triton.schedule_experts)
     monkeypatch.setattr(local, "split_choices", brownout_triton.split_choices)

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from moesaic.dispatch.contract import Step
 from moesaic.dispatch.substitution import LoadedSubstitution, SubstitutionLoader, with_united
-from moesaic.experts.brownout.logical import LogicalExperts
+from moesaic.experts.loaded import ExpertFiles
+from moesaic.experts.pace import LoadPace
 from moesaic.experts.slots import SlotTable, load_table
 from moesaic.kernels.brownout import split_choices
 from moesaic.kernels.decoder_step import RoutedExpertsKernel
-from moesaic.kernels.gated_mlp import GatedMLP, make_mlp
+from moesaic.kernels.gated_mlp import GatedMLP
 from moesaic.kernels.held_bytes import Quantization
 from moesaic.kernels.promised import LayerSubstitution, PromisedRows
 from moesaic.models.configuration.config import ModelConfig
@@ -87,16 +88,15 @@ class LocalDispatcher:
         table = load_table(checkpoint, config, everything, dtype, device, quantization).table
         self._experts = LocalExperts(load_gates(checkpoint, config, dtype, device), table)
         self._step = _step_of(self._experts, None)  # one for all: no frame carries it
-        logical = LogicalExperts(checkpoint, config)
+        files = ExpertFiles(checkpoint, config, dtype, device, quantization, for_peers=False)
+        load = files.bring(LoadPace())
 
         def bring(layer: int, expert: int) -> GatedMLP:
-            read = logical.read(layer, expert, dtype, device)
-            biases, activation = read.biases, config.moe.activation
-            return make_mlp(
-                read.gate_up, read.down, quantization, biases=biases, activation=activation
-            )
+            return load(layer, expert).mlp
 
-        self.substitutions = SubstitutionLoader(logical, config.moe_layers, num_experts, bring)
+        self.substitutions = SubstitutionLoader(
+            files.experts, config.moe_layers, num_experts, bring
+        )
 
     @property
     def waiting_for(self) -> list[str]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from moesaic.experts.loaded import ExpertFiles, LoadedExpert
 from moesaic.experts.pace import LoadPace
-from moesaic.kernels.gated_mlp import GatedMLP, PlainMLP
+from moesaic.kernels.gated_mlp import CodedMLP, GatedMLP, PlainMLP
 from moesaic.kernels.grouped_experts import grouped_experts
 from moesaic.kernels.held_bytes import Quantization
 from moesaic.kernels.packed_experts import PackedMLP, PackedSlots
@@ -24,7 +24,7 @@ from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.on_threads import on_threads
 
 if TYPE_CHECKING:
-    from moesaic.kernels.triton.grouped_experts import SlotWeights
+    from moesaic.kernels.triton.grouped_products import SlotWeights
 
 ExpertKey = tuple[int, int]  # decoder layer, weights id
 
@@ -46,14 +46,10 @@ class LayerSlots:
     @cached_property
     def on_gpu(self) -> "SlotWeights":
         """The weights as a GPU's kernels find them."""
-        from moesaic.kernels.triton.grouped_experts import SlotWeights
+        from moesaic.kernels.triton.grouped_products import SlotWeights
 
-        plain = [mlp if isinstance(mlp, PlainMLP) else None for mlp in self.mlps]
-        activation = next(mlp.activation for mlp in plain if mlp is not None)
-        held = [
-            None if mlp is None else (mlp.gate_up, mlp.down, *(mlp.biases or ())) for mlp in plain
-        ]
-        return SlotWeights.of(held, activation)
+        mlps = [mlp if isinstance(mlp, PlainMLP | CodedMLP) else None for mlp in self.mlps]
+        return SlotWeights.of(mlps)
 
     @cached_property
     def packed(self) -> PackedSlots | None:

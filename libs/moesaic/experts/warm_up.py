@@ -16,8 +16,8 @@ from moesaic.experts.answering import LayerAnswers
 from moesaic.experts.basis import AssignmentBasis
 from moesaic.experts.epochs import Epochs, Tenure
 from moesaic.experts.frames import layer_request
+from moesaic.experts.loaded import layout_of
 from moesaic.experts.slots import LayerSlots, SlotTable
-from moesaic.kernels.gated_mlp import make_mlp
 from moesaic.kernels.held_bytes import Quantization
 from moesaic.kernels.linear import activation_dtype
 from moesaic.kernels.promised import LayerSubstitution
@@ -91,18 +91,9 @@ class WarmUp:
             answers.compute(tenure, layer_request(_NOBODY, 1, layer, 1, tensors))
 
     def _table(self) -> SlotTable:
-        hidden, size, device = self._config.hidden_size, self._config.moe.expert_size, self._device
-        gate_up = torch.zeros(2 * size, hidden, dtype=self._dtype, device=device)
-        down = torch.zeros(hidden, size, dtype=self._dtype, device=device)
-        moe = self._config.moe
-        biases = (gate_up.new_zeros(len(gate_up)), down.new_zeros(len(down)))
-        mlp = make_mlp(
-            gate_up,
-            down,
-            self._quantization,
-            biases=biases if moe.expert_bias else None,
-            activation=moe.activation,
-        )
+        on_gpu = self._device.type != "cpu"
+        layout = layout_of(self._config, self._dtype, self._quantization, as_stored=on_gpu)
+        mlp = layout.view(torch.zeros(layout.nbytes, dtype=torch.uint8, device=self._device))
         experts = [slot % self._config.moe.num_experts for slot in range(self._num_slots)]
         slots = LayerSlots(tuple(experts), (mlp,) * len(experts))
         return SlotTable({min(self._gates): slots})

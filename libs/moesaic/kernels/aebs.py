@@ -1,6 +1,6 @@
 """Activated-expert-balanced scheduling on tensors; ``moesaic.placement.schedule.aebs`` says what it decides.
 
-On a CPU one call decides; on a GPU three kernels do.
+On a CPU one call decides; on a GPU one kernel does, or three for many choices.
 """
 
 from dataclasses import replace
@@ -38,10 +38,9 @@ def schedule_experts(
     if topk_ids.is_cuda:
         from moesaic.kernels.triton import aebs as kernel
 
-        schedule = kernel.schedule_experts(topk_ids, replicas, live, load, costs)
-        return within(schedule, window)
+        return kernel.schedule_experts(topk_ids, replicas, live, load, costs, window)
     if library.library() is None:
-        return within(_in_numpy(topk_ids, replicas, live, load, costs), window)
+        return _within(_in_numpy(topk_ids, replicas, live, load, costs), window)
     return _on_a_cpu(topk_ids, replicas, live, load, costs, window)
 
 
@@ -103,7 +102,7 @@ def _in_numpy(
     return Schedule(*map(torch.from_numpy, arrays))
 
 
-def within(schedule: Schedule[Tensor], window: tuple[int, int]) -> Schedule[Tensor]:
+def _within(schedule: Schedule[Tensor], window: tuple[int, int]) -> Schedule[Tensor]:
     """Count the replicas of choices from the ``window``'s first; -1 for those outside."""
     if window == EVERY_REPLICA:
         return schedule

@@ -11,7 +11,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from moesaic.kernels.gated_mlp import GatedMLP, PlainMLP
+from moesaic.kernels.coded_matrix import CodedMatrix, coded_form, coded_parts, fill_coded
+from moesaic.kernels.gated_mlp import CodedMLP, GatedMLP, PlainMLP
 from moesaic.kernels.held_bytes import Dtype, Quantization, WeightForm
 from moesaic.kernels.linear import check_quantization
 from moesaic.kernels.packed_experts import Clamped, PackedMLP
@@ -54,7 +55,7 @@ class ExpertLayout:
     Attributes:
         dtype: dtype of weights that are not quantised.
         quantization: quantisation of such weights when they are packed.
-        as_stored: no panels on any processor: the bytes are for a GPU.
+        as_stored: no panels on any processor, and nothing quantised: the bytes are for a GPU.
         biased: both products have biases, which travel with the weights.
         activation: between the products; it is no part of the bytes.
         codes: the form of a checkpoint's own codes, int4 or fp8; None: it has numbers.
@@ -86,12 +87,16 @@ class ExpertLayout:
         """
         assert (biases is not None) == self.biased
         for weight in (gate_up, down):
-            own = None if isinstance(weight, Tensor) else form_of(weight)
+            told = coded_form(weight) if self.as_stored else form_of(weight)
+            own = None if isinstance(weight, Tensor) else told
             if own != self.codes:
                 raise ValueError(f"an expert's weights are {own}, the layout's {self.codes}")
         for matrix, (weight, form) in enumerate(zip((gate_up, down), self._forms, strict=True)):
             parts = {p.name: _view(into, p) for p in self._parts if p.matrix == matrix}
             bias = None if biases is None else biases[matrix]
+            if self.as_stored and not isinstance(weight, Tensor):
+                fill_coded(weight, parts, bias)
+                continue
             if form is not None:
                 pack(weight, form, parts, bias, halves=1 if matrix else 2)
                 continue
@@ -109,7 +114,13 @@ class ExpertLayout:
         if of_gate_up is None or of_down is None:
             biases = (first["bias"], second["bias"]) if self.biased else None
             return PlainMLP(first["weight"], second["weight"], biases, self.activation)
-        padded, hidden = whole_panels(2 * self.size, 2), self.hidden_size
+        hidden = self.hidden_size
+        if self.as_stored:
+            coded = CodedMatrix((2 * self.size, hidden), of_gate_up, first)
+            return CodedMLP(
+                coded, CodedMatrix((hidden, self.size), of_down, second), self.activation
+            )
+        padded = whole_panels(2 * self.size, 2)
         gate_up = PackedMatrix((padded, hidden), of_gate_up, **first)
         down = PackedMatrix((hidden, self.size), of_down, **second)
         return PackedMLP.of_packed(gate_up, down, self.activation)
@@ -134,17 +145,17 @@ class ExpertLayout:
             for part in self._parts
         )
         widths = f"panels of {lib().panel_width()}, vectors of {lib().vector_width()}"
-        panels = "as stored" if None in self._forms else widths
+        panels = "as stored" if self.as_stored or None in self._forms else widths
         return f"{self.hidden_size}x{self.size}, {panels}: {', '.join(parts)}"
 
     @cached_property
     def _forms(self) -> tuple[WeightForm | None, WeightForm | None]:
         """The forms in which gate_up and down are packed; None: they are plain."""
+        if self.as_stored:
+            return self.codes, self.codes
         cpu = torch.device("cpu")
         if not computes_on(cpu):
             check_quantization(cpu, self.quantization)
-            return None, None
-        if self.as_stored and self.quantization == "none":
             return None, None
         name = cast("Dtype", str(self.dtype).removeprefix("torch."))
         form = self.codes or WeightForm.of(name, self.quantization)
@@ -159,6 +170,8 @@ class ExpertLayout:
             if form is None:
                 told: Shapes = {"weight": (plain, (num_out, num_in))}
                 told |= {"bias": (plain, (num_out,))} if self.biased else {}
+            elif self.as_stored:
+                told = coded_parts(form, num_out, num_in, biased=self.biased)
             else:
                 padded = whole_panels(num_out, 1 if matrix else 2)
                 told = parts_of(form, padded, num_in, biased=self.biased)

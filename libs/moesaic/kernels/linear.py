@@ -1,5 +1,6 @@
 # Linear layers: y = x W^T + b, the weight held in the form in which this machine multiplies fastest.
 #   Packed     on a CPU, in any form: panels of outputs for our own kernels; x and y are float32.
+#   Coded      on a GPU, codes: unpacked in registers, see triton/weight_tiles.
 #   Plain      everything else: the layout of the checkpoint.
 #   Order      a packed layer's row has the same bits whatever rows are beside it.
 """Linear layers."""
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from moesaic.kernels.coded_matrix import CodedMatrix, addresses, coded_form, keeps_codes
 from moesaic.kernels.held_bytes import Quantization
 from moesaic.kernels.packed_matrix import PackedMatrix, form_of
 from moesaic.kernels.stored_weights import StoredWeight, dequantised
@@ -41,7 +43,7 @@ def make_linear(
 ) -> Linear:
     """Bring ``weight`` ``[out, in]`` and ``bias`` ``[out]`` into their fastest form, on their device.
 
-    Codes keep their form where the kernels for CPUs compute, and become numbers elsewhere.
+    Codes keep their form where there are kernels for them, and become numbers elsewhere.
 
     Raises:
         ValueError: a quantisation is asked for where it cannot be computed.
@@ -49,6 +51,8 @@ def make_linear(
     if computes_on(weight.device):
         return PackedLinear(PackedMatrix.of(weight, bias, form_of(weight, quantization)))
     check_quantization(weight.device, quantization)
+    if not isinstance(weight, Tensor) and keeps_codes(weight.device) and coded_form(weight):
+        return CodedLinear(CodedMatrix.of(weight, bias))
     plain = plain_weight(weight)
     return PlainLinear(plain, None if bias is None else bias.to(plain.dtype))
 
@@ -96,9 +100,29 @@ class PlainLinear:
         return PlainLinear(self.weight[first:], None if self.bias is None else self.bias[first:])
 
 
+class CodedLinear:
+    """Codes that stay codes on a GPU."""
+
+    def __init__(self, matrix: CodedMatrix) -> None:
+        """Take the codes, and the bias if they have one."""
+        self.matrix, self.nbytes = matrix, matrix.nbytes
+        self._table = torch.tensor(addresses([matrix.parts]), device=matrix.device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See ``Linear``."""
+        from moesaic.kernels.triton.grouped_products import linear
+
+        return linear(x.contiguous(), self._table, self.matrix)
+
+    def behind(self, first: int) -> Linear:
+        """See ``Linear``."""
+        matrix = self.matrix.behind(first)
+        return CodedLinear(matrix) if matrix.is_aligned else _Behind(self, first)
+
+
 @dataclass(frozen=True)
 class _Behind:
-    """Outputs that cannot be computed without those before them: they lie in one panel."""
+    """Outputs that cannot be computed without those before them: they do not begin where a kernel can."""
 
     whole: Linear
     first: int

@@ -16,6 +16,9 @@ from moesaic.native.memory import reusable
 
 CENTRE = 8
 """The code that stands for zero where a weight has no zeros of its own."""
+# Codes 0 to 7 are 0, 0.5, 1, 1.5, 2, 3, 4 and 6; the upper bit is the sign. Doubled, they are whole.
+LEVELS_OF_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""The levels of MXFP4."""
 # The signed extreme of a group lies at -8, or a little beyond: what is cut off there, all others gain in step.
 _STEPS_TO_EXTREME = (-8.0, -8.75, -7.5, 8.0, 7.5)
 _ROUNDED_AT_A_TIME = 1 << 22  # weights
@@ -131,6 +134,16 @@ def dequantised(weight: StoredWeight, dtype: torch.dtype) -> Tensor:
     else:
         values = weight.codes.float() - CENTRE
     return (values * _spread(weight.scales, weight.shape[1], weight.group)).to(dtype)
+
+
+def to_device(weight: StoredWeight, device: torch.device) -> StoredWeight:
+    """Return ``weight`` on ``device``, codes as codes."""
+    if isinstance(weight, Tensor):
+        return weight.to(device)
+    parts: dict[str, Any] = {name: part.to(device) for name, part in _by_group(weight).items()}
+    if isinstance(weight, Int4Weight) and weight.levels is not None:
+        parts["levels"] = weight.levels.to(device)
+    return replace(weight, codes=weight.codes.to(device), **parts)
 
 
 def take_rows(weight: StoredWeight, index: slice | Tensor) -> StoredWeight:

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
-import torch
 
 from moesaic.dispatch.gathered import metrics
 from moesaic.dispatch.gathered.assembly import GatheredParts, assemble
+from moesaic.dispatch.gathered.device import CudaStreams
 from moesaic.dispatch.gathered.dispatcher import GatheredDispatcher
 from moesaic.dispatch.gathered.measure import calibrate
 from moesaic.dispatch.gathered.plan import GatherPlan, plan_gather
@@ -17,7 +17,6 @@ from moesaic.experts.loaded import ExpertFiles, layout_of
 from moesaic.experts.pull.ranges import Share
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.configuration.flops import step_flops
-from moesaic.models.layers.gate import load_gates
 from moesaic.models.weights.served import held_dtype
 from moesaic.native.compile import cache_directory
 from moesaic.native.own_thread import on_own_thread
@@ -74,31 +73,33 @@ def plan_experts(
 ) -> GatherPlan:
     """Plan the memory for experts before any is taken.
 
-    Packs one expert to learn its size, which wants a thread of its own.
-
     Args:
-        settings: the bound of memory.
+        settings: the bound of memory, and the device that computes.
         config: of the model.
         share: the experts that this worker holds.
 
     Raises:
         InvalidInput: it takes more memory than was given.
     """
+    dtype, on_device = held_dtype(settings, config), settings.device != "cpu"
     plan = plan_gather(
         config.moe_layers,
         config.moe.num_experts,
-        layout_of(config, held_dtype(settings, config), settings.quantization).nbytes,
+        layout_of(config, dtype, settings.quantization, as_stored=on_device).nbytes,
         share=share,
         offload=settings.offload,
         budget_bytes=settings.expert_memory_bytes,
+        on_device=on_device,
     )
     log.info(
         "gather.planned",
         total_bytes=plan.total_bytes,
+        host_bytes=plan.host_bytes,
         resident_instead_bytes=plan.resident_bytes,
         first_layer_bytes=plan.layer_bytes,
         share_bytes=plan.shard_bytes,
         ring_bytes=plan.ring_bytes,
+        buffer_bytes=plan.buffer_bytes,
         message_bytes=plan.message_bytes,
         file_bytes=plan.file_bytes,
     )
@@ -107,7 +108,7 @@ def plan_experts(
 
 async def open_mover(worker: WorkerParts) -> EngineThread:
     """Start the thread that transfers run on."""
-    return await worker.process.enter(engine_thread(torch.device("cpu"), "mover"))
+    return await worker.process.enter(engine_thread(worker.device, "mover"))
 
 
 async def with_experts(
@@ -126,19 +127,18 @@ async def with_experts(
         InvalidInput: the file cannot be written.
     """
     settings, config, checkpoint = worker.settings, worker.config, worker.checkpoint
-    cpu = torch.device("cpu")
-    numbers = config, held_dtype(settings, config), cpu
-    gates = await on_own_thread(load_gates, checkpoint, *numbers)
+    files = ExpertFiles(checkpoint, config, worker.dtype, worker.device, settings.quantization)
     assembling = assemble(
         plan,
-        ExpertFiles(checkpoint, *numbers, settings.quantization),
-        gates,
+        files,
+        await on_own_thread(worker.load_gates),
         mover.run,
         model_digest=config.digest,
         directory=Path(settings.offload_dir or cache_directory()),
         network=network.network if network else None,
         timeout_s=settings.expert_timeout_s,
         budget_bytes=settings.expert_memory_bytes,
+        streams=CudaStreams(worker.device) if plan.on_device else None,
     )
     return Gathered(await worker.process.enter(assembling), mover)
 

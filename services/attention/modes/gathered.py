@@ -33,7 +33,14 @@ async def _open_gathered(plan: GatherPlan, worker: WorkerParts) -> Mode:
     address = await network.listen(worker.settings.data_port, gathered.parts.server.answer)
     start = partial(_start, worker, gathered)
     dispatcher = gathered.dispatcher
-    return Mode(dispatcher, address, str(plan.share), start=start, degrading=dispatcher)
+    return Mode(
+        dispatcher,
+        address,
+        str(plan.share),
+        start=start,
+        experts=dispatcher.made_up,
+        degrading=dispatcher,
+    )
 
 
 async def _start(worker: WorkerParts, gathered: Gathered) -> float:

@@ -23,4 +23,4 @@ async def open_offload(plan: GatherPlan, worker: WorkerParts) -> Mode:
     """Write the file, and read what stays in memory."""
     gathered = await with_experts(worker, plan, await open_mover(worker))
     dispatcher, start = gathered.dispatcher, partial(measured, worker, gathered)
-    return Mode(dispatcher, start=start, degrading=dispatcher)
+    return Mode(dispatcher, start=start, experts=dispatcher.made_up, degrading=dispatcher)

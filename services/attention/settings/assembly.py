@@ -1,8 +1,8 @@
 """Settings of experts that come layer by layer."""
 
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from moesaic.services.attention.settings.modes import ModeSettings
 
@@ -22,11 +22,6 @@ class AssemblySettings(ModeSettings):
     expert_memory_bytes: int = Field(
         0,
         ge=0,
-        description="memory limit of gathered or offloaded experts, checked at start; 0: no limit",
+        description="memory limit of gathered or offloaded experts on the device that computes, checked "
+        "at start; 0: no limit",
     )
-
-    @model_validator(mode="after")
-    def _experts_stream_to_a_cpu(self) -> Self:
-        if self.offload and self.device != "cpu":
-            raise ValueError(f"--offload needs --device cpu, got {self.device}")
-        return self

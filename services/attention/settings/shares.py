@@ -27,7 +27,7 @@ class ShareSettings(ModeSettings):
         return share
 
     @model_validator(mode="after")
-    def _shares_are_on_cpus(self) -> Self:
-        if self.dispatch in ShareSettings.modes and self.device != "cpu":
+    def _the_baseline_is_on_cpus(self) -> Self:
+        if self.dispatch == "all-to-all" and self.device != "cpu":
             raise ValueError(f"--dispatch {self.dispatch} needs --device cpu, got {self.device}")
         return self

@@ -8,12 +8,18 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from moesaic.cli.deployment.checks import checked, problems_of_ports
 from moesaic.cli.deployment.cluster import deploy
-from moesaic.cli.deployment.compose_file import EVERY, as_yaml
+from moesaic.cli.deployment.compose_file import EVERY, REDIS_PORT, as_yaml, compose_of
+from moesaic.cli.deployment.hosts import HostsFile
 from moesaic.cli.deployment.output import compose_is_there
+from moesaic.cli.deployment.services import services_of
 from moesaic.cli.terminal.outcome import CommandError, Exit
 from tests.cli.conftest import CONFIG, Run
 from tests.suites import ROOT
@@ -35,24 +41,8 @@ LARGE = CONFIG | {
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
 }
-TWO_HOSTS = """
-model = "MODEL"
-gpu_memory = "141G"
-publish = "0.0.0.0:8000"
-
-[hosts.alpha]
-control = "10.0.0.1"
-data = "10.1.0.1"
-rdma = "mlx5_0:1"
-attention = [[0, 1]]
-expert = [2, 3]
-
-[hosts.beta]
-control = "10.0.0.2"
-data = "10.1.0.2"
-rdma = "mlx5_0:1"
-expert = [0, 1, 2, 3]
-"""
+TWO_HOSTS = (ROOT / "deploy/hosts.toml").read_text("utf-8")
+TWO_HOSTS = TWO_HOSTS.replace("/srv/models/Qwen3-30B-A3B", "MODEL").replace("80G", "141G")
 SMALL = """
 model = "MODEL"
 [hosts.a]
@@ -114,6 +104,13 @@ def test_the_files_of_two_hosts_with_four_gpus_each_are_those_that_are_committed
     for name in ("alpha", "beta"):
         made = (tmp_path / "cluster" / name / f"{name}.yaml").read_text("utf-8")
         assert made.replace(str(model), "/srv/model") == (SNAPSHOT / f"{name}.yaml").read_text()
+
+
+def test_the_example_of_the_page_is_the_example_file() -> None:
+    page = (ROOT / "docs/operate/cluster.md").read_text("utf-8")
+    example = page.partition("```toml\n")[2].partition("```")[0]
+
+    assert (ROOT / "deploy/hosts.toml").read_text("utf-8").endswith(f"\n\n{example}")
 
 
 def test_every_expert_has_a_slot_and_slots_fit_into_the_memory(tmp_path: Path, model: Path) -> None:
@@ -218,7 +215,9 @@ def test_services_have_the_protection_that_compose_gives_them_on_one_host(
     }
     for found in made.values():
         for name, service in found["services"].items():
-            assert service["user"] == ("redis" if name == "redis" else "10001:10001")
+            # None of the others is the workers' user, whose processes see all of the host.
+            others = {"redis": "redis", "scheduler": "10002:10002", "gateway": "10002:10002"}
+            assert service["user"] == others.get(name, "10001:10001")
             assert service["read_only"] is True
             assert service["cap_drop"] == ["ALL"]
             assert service["security_opt"] == ["no-new-privileges:true"]
@@ -307,6 +306,54 @@ def test_roles_may_be_on_any_host_and_images_anywhere(tmp_path: Path, model: Pat
     assert expert["image"] == "lab/moesaic-expert:dev"
     assert expert["build"]["context"] == "/srv/moesaic"
     assert expert["build"]["target"] == "expert"
+
+
+@st.composite
+def descriptions(draw: st.DrawFn) -> dict[str, Any]:
+    """Clusters of several hosts, each with workers on its CPU or on its GPUs."""
+    hosts: dict[str, dict[str, Any]] = {}
+    for number in range(draw(st.integers(1, 4))):
+        host: dict[str, Any] = {"control": f"10.0.0.{number + 1}"}
+        gpus = sorted(draw(st.sets(st.integers(0, 7), max_size=6)))
+        if gpus:
+            first = draw(st.integers(0, len(gpus)))
+            ranks = draw(st.booleans()) and first > 1
+            host["attention"] = [gpus[:first]] if ranks else gpus[:first]
+            host["expert"] = gpus[first:] if ranks else draw(st.permutations(gpus))
+        else:
+            host["attention"], host["expert"] = draw(st.integers(0, 3)), draw(st.integers(0, 5))
+            host["settings"] = {"threads": 1}
+        hosts[f"h{number}"] = host
+    hosts["h0"]["attention"] = hosts["h0"]["attention"] or ([0] if hosts["h0"]["expert"] else 1)
+    if isinstance(hosts["h0"]["attention"], list) and isinstance(hosts["h0"]["expert"], int):
+        hosts["h0"]["attention"] = 1
+    return {"model": "/srv/model", "hosts": hosts}
+
+
+@given(descriptions())
+@settings(max_examples=60)
+def test_any_cluster_has_ports_names_and_secrets_that_fit_together(raw: dict[str, Any]) -> None:
+    cluster = msgspec.convert(raw, HostsFile)
+    services = services_of(cluster)
+
+    assert [*problems_of_ports(services, REDIS_PORT)] == []
+    assert checked(services)[1] == []
+    ids = [each.worker_id for each in services if each.role != "redis"]
+    assert len(ids) == len(set(ids))
+    for name, host in cluster.hosts.items():
+        own = [each for each in services if each.host == name]
+        made = yaml.safe_load(as_yaml(compose_of(cluster, name, own)))
+        for service in made["services"].values():
+            named = {s if isinstance(s, str) else s["source"] for s in service["secrets"]}
+            assert named <= set(made["secrets"])
+            volumes = [
+                v.partition(":")[0] for v in service.get("volumes", []) if isinstance(v, str)
+            ]
+            assert set(volumes) <= set(made.get("volumes", {}))
+        devices = [each.settings.get("device", "cpu") for each in own if each.worker]
+        assert devices == [
+            f"cuda:{host.gpus.index(gpus[0])}" if gpus else "cpu" for _, gpus in host.workers
+        ]
 
 
 def test_a_dollar_is_no_variable_of_compose() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 import torch
 
 from benchmarks.common.inprocess import Hub, InProcessNetwork
+from benchmarks.parity.cases import ParityCase, build_reference
 from moesaic.dispatch.gathered.assembly import GatheredParts, assemble
+from moesaic.dispatch.gathered.device import DeviceStreams
 from moesaic.dispatch.gathered.peers import Peer
 from moesaic.dispatch.gathered.plan import plan_gather
 from moesaic.dispatch.local import LocalDispatcher
@@ -27,6 +30,8 @@ from moesaic.transport.frame import Frame
 from tests.dispatch import dispatcher_contract as contract
 from tests.dispatch.conftest import CPU
 
+DEEP = ParityCase("qwen3_moe", "seven layers", {"num_hidden_layers": 7})
+
 
 @dataclass
 class Workers:
@@ -36,13 +41,18 @@ class Workers:
         answers: what each worker serves pulls by, from now on.
     """
 
-    local: LocalDispatcher
+    make_local: Callable[[], LocalDispatcher]
     config: ModelConfig
     workers: list[GatheredParts] = field(default_factory=list)
     networks: list[InProcessNetwork] = field(default_factory=list)
     answers: list[Handler] = field(default_factory=list)
     peers: list[Peer] = field(default_factory=list)
     hub: Hub = field(default_factory=Hub)
+
+    @cached_property
+    def local(self) -> LocalDispatcher:
+        """The reference."""
+        return self.make_local()
 
     @property
     def layers(self) -> Sequence[int]:
@@ -65,6 +75,14 @@ class Workers:
 Start = Callable[..., Any]
 
 
+@pytest.fixture(scope="session")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of seven layers with eight experts each."""
+    directory = tmp_path_factory.mktemp("deep")
+    build_reference(DEEP, directory)
+    return directory
+
+
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     """Starts workers; an async context manager. Even small layers take several pulls."""
@@ -83,11 +101,13 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
         quantization: Any = "none",
         dtype: torch.dtype = torch.float32,
         linked: bool = True,
+        streams: Callable[[], DeviceStreams] | None = None,
+        device: torch.device = CPU,
     ) -> AsyncIterator[Workers]:
         config, checkpoint = load_config(directory), Checkpoint(directory)
-        files = ExpertFiles(checkpoint, config, dtype, CPU, quantization)
-        local = LocalDispatcher(checkpoint, config, dtype, CPU, quantization)
-        all_workers = Workers(local, config)
+        numbers = dtype, device, quantization
+        files = ExpertFiles(checkpoint, config, *numbers)
+        all_workers = Workers(partial(LocalDispatcher, checkpoint, config, *numbers), config)
         hub, peers = all_workers.hub, all_workers.peers
         async with AsyncExitStack() as parts:
             for index in range(count):
@@ -98,6 +118,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
                     share=Share(index, count),
                     offload=offload,
                     window=window,
+                    on_device=streams is not None,
                 )
                 network = InProcessNetwork(f"worker-{index}", b"secret", PULL_LIMITS, hub)
                 parts.push_async_callback(network.close)
@@ -105,11 +126,12 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
                     assemble(
                         plan,
                         files,
-                        load_gates(checkpoint, config, dtype, CPU),
+                        load_gates(checkpoint, config, dtype, device),
                         here,
                         model_digest=config.digest,
                         directory=tmp_path / "offloaded" / str(index),
                         network=network,
+                        streams=streams() if streams else None,
                     )
                 )
 

@@ -23,6 +23,7 @@ from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.step_batch import StepBatch
 from moesaic.transport.frame import Frame, FrameKind
 from tests.dispatch import dispatcher_contract as contract
+from tests.dispatch.gathered.streams import LateStreams, ThreadStreams
 from tests.waiting import until
 
 FAMILIES = [
@@ -34,16 +35,14 @@ FAMILIES = [
 ]
 
 
-@pytest.fixture(scope="session")
-def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of seven layers with eight experts each."""
-    directory = tmp_path_factory.mktemp("deep")
-    build_reference(FAMILIES[2], directory)
-    return directory
-
-
 def gathered_from(source: str) -> float:
     return REGISTRY.get_sample_value("moesaic_gather_fetched_bytes_total", {"source": source}) or 0
+
+
+@pytest.fixture(params=[ThreadStreams, LateStreams])
+def twin(request: pytest.FixtureRequest) -> Any:
+    """Streams of a device that is a second buffer of the host's."""
+    return request.param
 
 
 class TestGathered(contract.DispatcherContract, contract.OwnStepsContract):
@@ -51,6 +50,63 @@ class TestGathered(contract.DispatcherContract, contract.OwnStepsContract):
     async def opened(self, start: Any, deep: Path) -> AsyncIterator[contract.Opened]:
         async with start(deep, 2) as workers:
             yield workers.opened(0)
+
+
+class TestGatheredOnADevice(contract.DispatcherContract, contract.OwnStepsContract):
+    """Its twin on a CPU: every layer is copied to a buffer of its own, and computed there."""
+
+    @pytest.fixture
+    async def opened(self, start: Any, deep: Path, twin: Any) -> AsyncIterator[contract.Opened]:
+        async with start(deep, 2, streams=twin) as workers:
+            yield workers.opened(0)
+
+
+@pytest.mark.parametrize("window", [1, 2, 7])
+@pytest.mark.parametrize(("count", "offload"), [(1, True), (1, False), (2, False), (3, True)])
+async def test_buffers_of_a_device_have_the_bits_of_local_experts(
+    deep: Path, start: Any, count: int, offload: bool, window: int, twin: Any
+) -> None:
+    async with start(deep, count, offload=offload, window=window, streams=twin) as workers:
+        for rows in (1, 9, 130):
+            await workers.step(count - 1, rows)
+        for layer in workers.layers:
+            for _ in range(2):
+                await workers.slice(layer)
+        await workers.step()
+        times = workers.workers[0].mover.transfer_s
+        assert sorted(times) == list(workers.workers[0].plan.gathered_layers)
+
+
+async def test_a_lost_holder_costs_a_device_no_step(deep: Path, start: Any, twin: Any) -> None:
+    async with start(deep, 3, streams=twin) as workers:
+        await workers.step()
+        before = gathered_from("checkpoint")
+
+        await workers.networks[1].close()
+
+        for upto in (None, 3, None):
+            await workers.step(upto=upto)
+        assert gathered_from("checkpoint") > before
+
+
+async def test_a_layer_that_cannot_be_had_leaves_a_device_to_the_next_step(
+    deep: Path, start: Any, twin: Any, tmp_path: Path
+) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(deep, damaged)
+    async with start(damaged, 3, linked=False, streams=twin) as workers:
+        await workers.step()
+        whole = (damaged / "model.safetensors").read_bytes()
+        os.truncate(damaged / "model.safetensors", 10_000)
+        with pytest.raises(CheckpointError, match="has changed while in use"):
+            await workers.step()
+        (damaged / "model.safetensors").write_bytes(whole)
+
+        holders = workers.workers[0].holders
+        holders.set_peers(workers.peers)
+        await holders.complete()
+
+        await workers.step()
 
 
 @pytest.mark.parametrize("window", [1, 2, 7])

@@ -19,6 +19,7 @@ def plans(draw: st.DrawFn) -> GatherPlan:
         share=Share(draw(st.integers(0, count - 1)), count),
         offload=draw(st.booleans()),
         window=draw(st.integers(1, 20)),
+        on_device=draw(st.booleans()),
     )
 
 
@@ -40,8 +41,19 @@ def test_memory_is_the_first_layer_the_share_and_the_window(plan: GatherPlan) ->
     held = 0 if plan.offload else len(plan.share.experts(plan.num_experts))
     per_layer = (len(plan.layers) - 1) * held + slots * (plan.num_experts - held)
 
-    expected = (plan.num_experts + per_layer) * plan.expert_bytes
-    assert plan.total_bytes - plan.message_bytes == expected
+    host, first = per_layer * plan.expert_bytes, plan.layer_bytes
+    if plan.on_device:
+        assert plan.total_bytes == (1 + slots) * plan.layer_bytes
+        assert plan.host_bytes - plan.message_bytes == host
+    else:
+        assert plan.total_bytes - plan.message_bytes == first + host
+        assert plan.host_bytes == 0
+
+
+@given(plans())
+def test_a_buffer_of_a_device_has_one_row_for_every_expert(plan: GatherPlan) -> None:
+    assert sorted(plan.buffered) == list(range(plan.num_experts))
+    assert plan.buffered[: len(plan.gathered)] == plan.gathered
 
 
 @given(plans())
@@ -50,6 +62,7 @@ def test_a_budget_of_a_byte_less_is_refused_and_what_is_said_to_fit_fits(plan: G
     options = {
         "share": plan.share,
         "budget_bytes": plan.total_bytes - 1,
+        "on_device": plan.on_device,
     }
 
     assert plan_gather(
@@ -58,6 +71,7 @@ def test_a_budget_of_a_byte_less_is_refused_and_what_is_said_to_fit_fits(plan: G
         offload=plan.offload,
         window=plan.window,
         budget_bytes=plan.total_bytes,
+        on_device=plan.on_device,
     )
     with pytest.raises(InvalidInput) as refused:
         plan_gather(*facts, **options, offload=plan.offload, window=plan.window)

@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import tempfile
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,15 +17,19 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from moesaic.brownout.split import Level
+from moesaic.kernels.coded_matrix import CodedMatrix, coded_parts
+from moesaic.kernels.gated_mlp import CodedMLP, PlainMLP
+from moesaic.kernels.held_bytes import WeightForm
 from moesaic.kernels.paged_rows import KVLayout, PagedRows
 from moesaic.kernels.promised import LayerSubstitution, PromisedRows
-from moesaic.kernels.triton import grouped_experts as grouped_experts_module
+from moesaic.kernels.triton import grouped_products as grouped_products_module
 from moesaic.kernels.triton import paged_attention as paged_attention_module
 from moesaic.kernels.triton.add_rms_norm import add_rms_norm
 from moesaic.kernels.triton.aebs import schedule_experts
 from moesaic.kernels.triton.brownout import split_choices
 from moesaic.kernels.triton.gate import select_experts
-from moesaic.kernels.triton.grouped_experts import SlotWeights, grouped_experts
+from moesaic.kernels.triton.grouped_experts import grouped_experts
+from moesaic.kernels.triton.grouped_products import SlotWeights, linear
 from moesaic.kernels.triton.kv_rows import rotate, store_grouped, store_latent
 from moesaic.kernels.triton.sampling import pick_tokens
 from moesaic.kernels.triton.split_attention import paged_attention
@@ -76,7 +81,7 @@ def compile_instead(self: Any, *args: Any, grid: object, warmup: bool, **options
         "wgmma_waits": sass.count("WARPGROUP.DEPBAR"),
         "mma": ptx.count("mma.sync"),
         "fused": ptx.count("fma.rn.f64"),
-        "async_copies": ptx.count("cp.async.cg"),
+        "async_copies": len(re.findall(r"cp\.async\.c[ag]\.", ptx)),
     }
     print(json.dumps(facts), flush=True)
 
@@ -89,15 +94,35 @@ def empty(*shape: int, dtype: torch.dtype = BFLOAT16) -> torch.Tensor:
 def experts(num_rows: int, hidden: int = 2048, size: int = 768, num_slots: int = 16) -> None:
     """Eight experts a row."""
     slots = empty(num_rows, 8, dtype=torch.int64)
-    experts = SlotWeights.of([(empty(2 * size, hidden), empty(hidden, size))] * num_slots)
+    experts = SlotWeights.of([PlainMLP(empty(2 * size, hidden), empty(hidden, size))] * num_slots)
     grouped_experts(empty(num_rows, hidden), empty(num_rows, 8), slots, experts)
+
+
+def coded(num_out: int, num_in: int, form: WeightForm, *, biased: bool = False) -> CodedMatrix:
+    """A matrix of codes that nobody reads."""
+    told = coded_parts(form, num_out, num_in, biased=biased)
+    parts = {name: empty(*shape, dtype=dtype) for name, (dtype, shape) in told.items()}
+    return CodedMatrix((num_out, num_in), form, parts)
+
+
+def codes(num_rows: int, hidden: int, size: int, form: WeightForm) -> None:
+    """Experts of codes, four a row, and a linear layer."""
+    slots = empty(num_rows, 4, dtype=torch.int64)
+    biased = form.levels
+    first = coded(2 * size, hidden, form, biased=biased)
+    second = coded(hidden, size, form, biased=biased)
+    mlp = CodedMLP(first, second, (1.702, 7.0) if biased else None)
+    weights = SlotWeights.of([mlp] * 16)
+    grouped_experts(empty(num_rows, hidden), empty(num_rows, 4), slots, weights)
+    linear(empty(num_rows, size), empty(1, 5, dtype=torch.int64), second)
 
 
 def gpt_oss(num_rows: int) -> None:
     """Biases and the clamped activation, and sinks beside a window, at its sizes."""
     hidden, slots = 2880, empty(num_rows, 4, dtype=torch.int64)
-    held = empty(2 * hidden, hidden), empty(hidden, hidden), empty(2 * hidden), empty(hidden)
-    weights = SlotWeights.of([held] * 8, (1.702, 7.0))
+    biases = empty(2 * hidden), empty(hidden)
+    mlp = PlainMLP(empty(2 * hidden, hidden), empty(hidden, hidden), biases, (1.702, 7.0))
+    weights = SlotWeights.of([mlp] * 8)
     grouped_experts(empty(num_rows, hidden), empty(num_rows, 4), slots, weights)
     attention(num_rows, 4096, KVLayout.grouped(8, 64), 64, 128, empty(64, dtype=torch.float32))
 
@@ -152,8 +177,10 @@ def gates() -> None:
 def schedule() -> None:
     """The experts of DeepSeek-V2 on sixteen instances."""
     numbers = empty(16, dtype=torch.int64)
-    ids, replicas = empty(512, 6, dtype=torch.int32), empty(160, 16, dtype=torch.int32)
-    schedule_experts(ids, replicas, empty(16, dtype=torch.bool), numbers, Costs(numbers, numbers))
+    replicas, costs = empty(160, 16, dtype=torch.int32), Costs(numbers, numbers)
+    for num_rows in (512, 8192):
+        ids = empty(num_rows, 6, dtype=torch.int32)
+        schedule_experts(ids, replicas, empty(16, dtype=torch.bool), numbers, costs)
 
 
 def brownout() -> None:
@@ -174,11 +201,12 @@ def brownout() -> None:
 
 def on_less_memory() -> None:
     """As the launchers do on a GPU before Hopper."""
-    modules: tuple[Any, ...] = grouped_experts_module, paged_attention_module
+    modules: tuple[Any, ...] = grouped_products_module, paged_attention_module
     for module in modules:
         module.is_roomy = lambda: False
     for num_rows in (64, 4096):
         experts(num_rows)
+    codes(4096, 2048, 768, WeightForm("fp8", 128))
     for num_heads in (16, 128):
         attention(1, 4096, LATENT, num_heads)
     attention(512, 4096, LATENT, 128)
@@ -206,6 +234,17 @@ CASES = {
     "latent attention, prefill": lambda: attention(512, 4096, LATENT, 128),
     "gpt-oss, decode": lambda: gpt_oss(1),
     "gpt-oss, prefill": lambda: gpt_oss(512),
+    **{
+        f"{name}, {rows} rows": partial(codes, rows, *sizes, form)
+        for rows in (1, 64, 4096)
+        for name, form, sizes in (
+            ("fp8", WeightForm("fp8", 128), (2048, 768)),
+            ("int4 with zeros", WeightForm("int4", 128, zeros=True), (2048, 768)),
+            ("MXFP4", WeightForm("int4", 32, levels=True), (2880, 2880)),
+        )
+    },
+    "fp8, odd sizes": partial(codes, 1, 200, 136, WeightForm("fp8", 128)),
+    "int4, odd sizes": partial(codes, 1, 200, 136, WeightForm("int4", 64)),
     "less memory": on_less_memory,  # the last one: what it sets stays
 }
 

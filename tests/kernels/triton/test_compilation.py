@@ -50,7 +50,9 @@ def test_every_kernel_fits_the_registers_and_the_shared_memory(
     ]
 
     assert not too_large
-    assert len({kernel["kernel"] for kernel in compiled}) == 21
+    products = [k for k in compiled if k["kernel"] in ("_gate_up_kernel", "_down_kernel")]
+    assert not [kernel for kernel in products if kernel["stack_bytes"]]
+    assert len({kernel["kernel"] for kernel in compiled}) == 18
 
 
 def test_tiles_are_smaller_where_there_is_less_shared_memory(

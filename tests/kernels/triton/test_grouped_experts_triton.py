@@ -11,6 +11,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 from moesaic.kernels import grouped_experts as reference
 from moesaic.kernels.gated_mlp import PlainMLP
 from moesaic.kernels.triton import grouped_experts as kernels
+from moesaic.kernels.triton.grouped_products import SlotWeights
 from moesaic.models.configuration.architecture import ClampedSwiglu
 
 Case = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -45,8 +46,8 @@ def grouped_experts(
     hidden: Tensor, weights: Tensor, slots: Tensor, gate_up: Tensor, down: Tensor
 ) -> Tensor:
     """By the kernels, each slot's weights in tensors of their own."""
-    experts = [(gate_up[slot].clone(), down[slot].clone()) for slot in range(len(down))]
-    return kernels.grouped_experts(hidden, weights, slots, kernels.SlotWeights.of(experts))
+    experts = [PlainMLP(gate_up[slot].clone(), down[slot].clone()) for slot in range(len(down))]
+    return kernels.grouped_experts(hidden, weights, slots, SlotWeights.of(experts))
 
 
 def by_reference(
@@ -117,12 +118,12 @@ def test_biases_and_the_clamped_activation(
     swiglu = ClampedSwiglu(1.702, 0.75)  # a limit that many meet
     mlps = [PlainMLP(*pair, both, swiglu) for *pair, both in zip(*case[3:], biases, strict=True)]  # type: ignore[arg-type]
     rows, weights, slots, gate_up, down = on(device, case, dtype)
-    held = [
-        (gate_up[i].clone(), down[i].clone(), *(each.to(device, dtype) for each in biases[i]))
-        for i in range(4)
-    ]
+    held = []
+    for i in range(4):
+        one, other = (each.to(device, dtype) for each in biases[i])
+        held.append(PlainMLP(gate_up[i].clone(), down[i].clone(), (one, other), swiglu))
 
-    got = kernels.grouped_experts(rows, weights, slots, kernels.SlotWeights.of(held, swiglu))
+    got = kernels.grouped_experts(rows, weights, slots, SlotWeights.of(held))
 
     tolerance = 1e-6 if dtype == torch.float32 else 6e-3
     assert relative_error(got, reference.grouped_experts(*case[:3], mlps)) < tolerance
@@ -146,8 +147,8 @@ def test_a_slot_may_be_empty(device: torch.device) -> None:
     slots[slots == 1] = -1
     expected = grouped_experts(hidden, weights, slots, gate_up, down)
 
-    experts = [(gate_up[0], down[0]), None, (gate_up[2], down[2])]
-    got = kernels.grouped_experts(hidden, weights, slots, kernels.SlotWeights.of(experts))
+    experts = [PlainMLP(gate_up[0], down[0]), None, PlainMLP(gate_up[2], down[2])]
+    got = kernels.grouped_experts(hidden, weights, slots, SlotWeights.of(experts))
 
     assert torch.equal(got, expected)
 
@@ -186,7 +187,7 @@ def test_it_never_waits_for_the_device_and_repeats_bit_for_bit() -> None:
     drawn = random_case(3, 500, 8, 64, 1024, 512, "cuda")
     case = on(torch.device("cuda"), drawn, torch.bfloat16)
     hidden, weights, slots, gate_up, down = case
-    experts = kernels.SlotWeights.of(list(zip(gate_up, down, strict=True)))
+    experts = SlotWeights.of([PlainMLP(*pair) for pair in zip(gate_up, down, strict=True)])
     first = kernels.grouped_experts(hidden, weights, slots, experts)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import resource
 import shutil
 import subprocess
@@ -53,6 +54,7 @@ def run_checks(model: str, port: int) -> list[Finding]:
         check_triton,
         check_kernels,
         check_ucx,
+        check_rdma,
         check_redis_server,
         lambda: check_rest_port(port),
         check_cores,
@@ -237,6 +239,38 @@ def check_ucx() -> Finding:
     devices = [line.rpartition("-- ")[2].strip() for line in info.splitlines() if "-- " in line]
     found = f"{'.'.join(map(str, libucxx.get_ucx_version()))}: {', '.join(devices)}"
     return Finding("ucx", "ok", found)
+
+
+def check_rdma() -> Finding:
+    """Compare the RDMA devices of this machine with those that UCX can use."""
+    directory = Path("/sys/class/infiniband")
+    devices = sorted(each.name for each in directory.iterdir()) if directory.is_dir() else []
+    try:
+        from ucxx._lib import libucxx
+
+        return compare_rdma(devices, libucxx.UCXContext().info)
+    except Exception as error:  # a broken native library can raise anything
+        return Finding("rdma", "warn", f"{type(error).__name__}: {error}", "see the check of ucx")
+
+
+def compare_rdma(devices: list[str], ucx: str) -> Finding:
+    """Judge RDMA devices by UCX's description of itself: its components, and its transports with their devices."""
+    has_infiniband = re.search(r"component \d+ +: +ib\b", ucx) is not None
+    usable = [line.rpartition("-- ")[2].strip() for line in ucx.splitlines() if "-- " in line]
+    usable = [each for each in usable if each.partition("/")[2].partition(":")[0] in devices]
+    if not devices:
+        found = "with" if has_infiniband else "without"
+        return Finding("rdma", "ok", f"no RDMA devices; UCX is {found} InfiniBand")
+    named = ", ".join(devices)
+    if not has_infiniband:
+        fix = (
+            "install the extra rdma, then python -m moesaic.transport.ucx.rdma_libraries DIRECTORY"
+        )
+        return Finding("rdma", "warn", f"{named}; UCX is without InfiniBand", fix)
+    if not usable:
+        fix = "let this user read and write /dev/infiniband; in a container, mount it"
+        return Finding("rdma", "warn", f"{named}; UCX has InfiniBand and can use none of them", fix)
+    return Finding("rdma", "ok", f"UCX can use {', '.join(usable)}")
 
 
 def check_redis_server() -> Finding:

@@ -29,6 +29,9 @@ EVERY = {
     "logging": {"driver": "json-file", "options": {"max-size": "20m", "max-file": "3"}},
     "network_mode": "host",
 }
+# Workers of a host share its PID namespace, and processes of one user can read each other's secrets there. So services
+# that compute nothing run as another user.
+LEADING_USER = "10002:10002"
 KERNELS = "/var/cache/moesaic"  # of Triton's kernels; a volume for each role
 
 
@@ -73,9 +76,9 @@ def _service(
     made["secrets"] = _secrets(service)
     if volumes := _volumes(cluster, service)[0]:
         made["volumes"] = volumes
-    if service.worker:
-        made |= _of_a_worker(cluster, host, service, services)
-    return made
+    if not service.worker:
+        return made | {"user": LEADING_USER}
+    return made | _of_a_worker(cluster, host, service, services)
 
 
 def _redis(cluster: HostsFile, host: str) -> dict[str, Any]:

@@ -4,20 +4,24 @@ Dispatch is then local, and no worker waits for another at any layer (MoE-Prefil
 """
 
 import os
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from torch import Tensor
 
 from moesaic.dispatch.contract import Step
 from moesaic.dispatch.gathered import metrics
+from moesaic.dispatch.gathered.device import DeviceBuffers
 from moesaic.dispatch.gathered.plan import GatherPlan
 from moesaic.dispatch.gathered.ring import Fill, Ring
+from moesaic.dispatch.gathered.times import DeviceClock, HostClock, LayerTimes
 from moesaic.dispatch.substitution import LoadedSubstitution, SubstitutionLoader, with_united
 from moesaic.experts.slots import LayerSlots, SlotTable
 from moesaic.kernels.brownout import split_choices
 from moesaic.kernels.expert_layout import ExpertLayout
+from moesaic.kernels.gated_mlp import GatedMLP
 from moesaic.kernels.promised import PromisedRows
 from moesaic.models.layers.gate import Gate
 
@@ -28,7 +32,7 @@ class _Experts:
 
     Attributes:
         resident: experts of the first layer.
-        tables: experts of the other layers, for each buffer of the ring.
+        tables: experts of the other layers, for each buffer.
         loaded: the substitution; None: there is none.
     """
 
@@ -57,6 +61,7 @@ class GatheredDispatcher:
         memory: Sequence[Tensor],
         start: Callable[[Fill], None],
         substitutions: SubstitutionLoader,
+        device: DeviceBuffers | None = None,
     ) -> None:
         """
         Args:
@@ -64,37 +69,50 @@ class GatheredDispatcher:
             layout: layout of one expert.
             gates: gates by decoder layer.
             resident: the first layer's experts, uint8 ``[E, nbytes]``.
-            held: experts of each gathered layer that stay in memory, uint8 ``[n, nbytes]``.
-            memory: memory of each buffer of the ring, uint8 ``[len(plan.gathered), nbytes]``.
+            held: experts of each gathered layer that are computed where they stay, uint8
+                ``[n, nbytes]``; not those of a device.
+            memory: the host's memory of each buffer of the ring, uint8
+                ``[len(plan.gathered), nbytes]``.
             start: begins to fill a buffer; returns at once.
             substitutions: loads united experts, which stay in memory.
+            device: buffers on the device that computes, where all of a layer's experts come;
+                ``None``: the host computes.
         """
         self._gates, self._first = gates, plan.layers[0]
-        everything = tuple(range(plan.num_experts))
-        mlps = tuple(layout.view(row) for row in resident)
-        self.substitutions = substitutions
-        first = SlotTable({self._first: LayerSlots(everything, mlps)})
-        kept = {layer: [layout.view(row) for row in rows] for layer, rows in held.items()}
-        tables = []
-        for rows in memory:
-            gathered = [layout.view(row) for row in rows]
-            layers = {}
-            for layer in plan.gathered_layers:
-                by_expert = dict(zip(plan.gathered, gathered, strict=True))
-                by_expert |= zip(plan.in_memory, kept.get(layer, ()), strict=True)
-                layers[layer] = LayerSlots(everything, tuple(by_expert[e] for e in everything))
-            tables.append(SlotTable(layers))
+        self.substitutions, self._device = substitutions, device
+        slots = LayerSlots(tuple(range(plan.num_experts)), tuple(map(layout.view, resident)))
+        first, layers = SlotTable({self._first: slots}), plan.gathered_layers
+        if device is None:
+            kept = {layer: [layout.view(row) for row in rows] for layer, rows in held.items()}
+            tables = [
+                _host_table(plan, [layout.view(row) for row in rows], kept) for rows in memory
+            ]
+        else:
+            # One for all layers, so a GPU has the addresses of a buffer once.
+            tables = [
+                SlotTable(dict.fromkeys(layers, _slots(plan.buffered, map(layout.view, rows))))
+                for rows in device.memory
+            ]
         self._own = self._experts = _Experts(first, tuple(tables))
         self._gathered = plan.gathered_layers
         self._ring = Ring(self._gathered, plan.num_buffers, start) if self._gathered else None
         self._waits = {layer: metrics.WAIT_SECONDS.labels(layer) for layer in self._gathered}
         self._layers = {layer: metrics.LAYERS.labels(layer) for layer in self._gathered}
-        self._stamps: list[tuple[float, float]] = []  # of this step's layers: entered, waited
+        clock = DeviceClock(device.streams) if device else HostClock()
+        self._times = LayerTimes(clock, lambda layer, wait_s: self._waits[layer].inc(wait_s))
         # True if this step computed the first layer: slices of sweeps mostly do not.
         self._began = False
         self._held: Fill | None = None  # a slice's layer: the next slice may be of the same one
-        self.compute_s: tuple[float, ...] = ()  # of the last whole step's layers, without waits
-        self.wait_s: tuple[float, ...] = ()
+
+    @property
+    def compute_s(self) -> tuple[float, ...]:
+        """Times of the last whole step's layers, without waits; waits for a device."""
+        return self._times.compute_s
+
+    @property
+    def wait_s(self) -> tuple[float, ...]:
+        """Times that they waited for experts; waits for a device."""
+        return self._times.wait_s
 
     def adopt(self, loaded: LoadedSubstitution | None) -> None:
         """See ``Degrading.adopt``; a step in progress keeps its own."""
@@ -114,7 +132,8 @@ class GatheredDispatcher:
 
     def begin_step(self) -> Step:
         """A step of the one placement there is."""
-        self._stamps, self._began = [], False
+        self._times.begin()
+        self._began = False
         return _GatheredStep(
             os.urandom(16),
             epoch=0,
@@ -128,14 +147,10 @@ class GatheredDispatcher:
         A step that began and did not come to its end gathers the first layers anew. A slice of one
         layer leaves that layer where it is.
         """
-        if len(self._stamps) == 1 + len(self._gathered):
-            entered = [at for at, _ in self._stamps] + [time.perf_counter()]
-            self.wait_s = tuple(waited for _, waited in self._stamps)
-            spans = zip(entered[1:], entered[:-1], self.wait_s, strict=True)
-            self.compute_s = tuple(end - begin - waited for end, begin, waited in spans)
-        elif self._ring is not None and self._began:
+        whole = self._times.end(1 + len(self._gathered))
+        if not whole and self._ring is not None and self._began:
             self._enter(self._ring, self._gathered[0])
-        self._stamps, self._began = [], False
+        self._began = False
 
     async def dispatch(
         self,
@@ -150,36 +165,47 @@ class GatheredDispatcher:
             ExpertUnavailable: neither peers nor files could give the layer's experts.
             CheckpointError: they had to be read from the checkpoint, which is damaged.
         """
-        entered = time.perf_counter()
         topk_weights, topk_ids = self._gates[layer](hidden_states)
         assert isinstance(step, _GatheredStep)
-        experts = step.experts
+        experts, entered = step.experts, self._times.now()
         if promised is not None:
             # Or the step had no substitution.
             assert experts.loaded is not None
             split_choices(topk_ids, topk_weights, promised, experts.loaded.layers[layer])
         if layer == self._first or self._ring is None:
             self._began = True
-            self._stamps.append((entered, 0.0))
+            self._times.at(layer, entered)
             combined = experts.resident.compute(layer, hidden_states, topk_weights, topk_ids, None)
             return combined.to(hidden_states.dtype)
-        fill = self._enter(self._ring, layer)
-        waited_s = 0.0
+        fill, waited = self._enter(self._ring, layer), self._device is not None
         if not fill.done.done():
-            begun = time.perf_counter()
+            waited = True
             await fill.ended()
-            waited_s = time.perf_counter() - begun
-            self._waits[layer].inc(waited_s)
         # Raises the error of the fill.
         fill.done.result()
         self._layers[layer].inc()
-        self._stamps.append((entered, waited_s))
-        table = experts.tables[fill.buffer]
-        combined = table.compute(layer, hidden_states, topk_weights, topk_ids, None)
+        with self._device.reading(fill) if self._device else nullcontext():
+            self._times.at(layer, entered, self._times.now() if waited else None)
+            table = experts.tables[fill.buffer]
+            combined = table.compute(layer, hidden_states, topk_weights, topk_ids, None)
         if self._began:
             self._ring.leave(fill)
         else:
             self._held = fill
+        return combined.to(hidden_states.dtype)
+
+    async def made_up(self, layer: int, hidden_states: Tensor) -> Tensor:
+        """Compute rows of a made-up step with the first layer's experts, which never move.
+
+        Args:
+            layer: index of a decoder layer with experts: all are alike.
+            hidden_states: ``[T, H]``.
+
+        Returns:
+            ``[T, H]``, of the same dtype.
+        """
+        first, chosen = self._first, self._gates[self._first](hidden_states)
+        combined = self._own.resident.compute(first, hidden_states, *chosen, None)
         return combined.to(hidden_states.dtype)
 
     def _enter(self, ring: Ring, layer: int) -> Fill:
@@ -190,3 +216,22 @@ class GatheredDispatcher:
 
     async def reachable(self) -> None:
         """Returns at once."""
+
+
+def _slots(experts: Iterable[int], mlps: Iterable[GatedMLP]) -> LayerSlots:
+    """Put each expert into the slot of its number."""
+    by_expert = dict(sorted(zip(experts, mlps, strict=True), key=itemgetter(0)))
+    return LayerSlots(tuple(by_expert), tuple(by_expert.values()))
+
+
+def _host_table(
+    plan: GatherPlan, gathered: Sequence[GatedMLP], kept: Mapping[int, Sequence[GatedMLP]]
+) -> SlotTable:
+    """Experts of a buffer of the ring, and of each layer those that stay in memory."""
+    experts = plan.gathered + plan.in_memory
+    return SlotTable(
+        {
+            layer: _slots(experts, [*gathered, *kept.get(layer, ())])
+            for layer in plan.gathered_layers
+        }
+    )

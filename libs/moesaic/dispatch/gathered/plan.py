@@ -20,6 +20,9 @@ class GatherPlan:
 
     The first layer's experts are always in memory. Those of the others are gathered through a ring
     of ``window + 1`` layers.
+
+    A device with memory of its own has the first layer and a buffer for each layer of the ring. The
+    share and the ring are in the host's memory, and every expert of a layer is copied from there.
     """
 
     layers: tuple[int, ...]  # decoder layers with experts
@@ -28,6 +31,7 @@ class GatherPlan:
     share: Share  # of each gathered layer, held here and given to others
     offload: bool  # that share lies in a file, not in memory
     window: int  # layers that are gathered ahead of the one that is computed
+    on_device: bool = False  # that computes has memory of its own
 
     @property
     def gathered_layers(self) -> tuple[int, ...]:
@@ -41,8 +45,13 @@ class GatherPlan:
 
     @property
     def in_memory(self) -> tuple[int, ...]:
-        """Experts of every gathered layer that stay in memory."""
+        """Experts of every gathered layer that stay in the host's memory."""
         return () if self.offload else tuple(self.share.experts(self.num_experts))
+
+    @property
+    def buffered(self) -> tuple[int, ...]:
+        """Experts of every gathered layer that a buffer of the device has, in the order of its rows."""
+        return self.gathered + self.in_memory
 
     @property
     def gathered_shares(self) -> tuple[Share, ...]:
@@ -98,8 +107,21 @@ class GatherPlan:
         return messages * PULL_BYTES + (1 + peers) * SEGMENTS_BYTES + UNUSED_SEGMENTS_BYTES
 
     @property
+    def buffer_bytes(self) -> int:
+        """Bytes of the buffers on a device; 0: the ring is computed with."""
+        return self.num_buffers * self.layer_bytes if self.on_device else 0
+
+    @property
+    def host_bytes(self) -> int:
+        """Memory of the host for routed experts, beside that of a device that computes."""
+        staged = self.shard_bytes + self.ring_bytes + self.message_bytes
+        return staged if self.on_device else 0
+
+    @property
     def total_bytes(self) -> int:
-        """Memory for routed experts."""
+        """Memory for routed experts, where they are computed."""
+        if self.on_device:
+            return self.layer_bytes + self.buffer_bytes
         return self.layer_bytes + self.shard_bytes + self.ring_bytes + self.message_bytes
 
     @property
@@ -117,6 +139,7 @@ def plan_gather(
     offload: bool,
     window: int = 1,
     budget_bytes: int = 0,
+    on_device: bool = False,
 ) -> GatherPlan:
     """Lay out a worker's routed experts.
 
@@ -127,7 +150,8 @@ def plan_gather(
         share: share of this worker.
         offload: keep that share in a file.
         window: layers gathered ahead, at least 1.
-        budget_bytes: memory that routed experts may take; 0: no limit.
+        budget_bytes: memory that routed experts may take where they are computed; 0: no limit.
+        on_device: they are computed by a device with memory of its own.
 
     Raises:
         UnusableSettings: the plan needs more than the budget; it says what would fit.
@@ -135,15 +159,23 @@ def plan_gather(
     """
     if share.count > num_experts:
         raise InvalidInput("share", f"{share} leaves workers without any of {num_experts} experts")
-    plan = GatherPlan(tuple(layers), num_experts, expert_bytes, share, offload, window)
+    plan = GatherPlan(tuple(layers), num_experts, expert_bytes, share, offload, window, on_device)
     if not budget_bytes or plan.total_bytes <= budget_bytes:
         return plan
     raise UnusableSettings(
         "expert_memory_bytes",
         f"{budget_bytes} bytes were given, but {plan.total_bytes} are needed: "
-        f"{plan.layer_bytes} for the first layer, {plan.shard_bytes} for the worker's share, "
-        f"{plan.ring_bytes} for {plan.num_buffers} layers in transfer, {plan.message_bytes} for "
-        f"messages; {_what_fits(plan, budget_bytes)}",
+        f"{plan.layer_bytes} for the first layer, {_the_rest(plan)}; {_what_fits(plan, budget_bytes)}",
+    )
+
+
+def _the_rest(plan: GatherPlan) -> str:
+    """The parts of a plan's memory but for the first layer."""
+    if plan.on_device:
+        return f"{plan.buffer_bytes} for {plan.num_buffers} layers in transfer"
+    return (
+        f"{plan.shard_bytes} for the worker's share, {plan.ring_bytes} for {plan.num_buffers} layers "
+        f"in transfer, {plan.message_bytes} for messages"
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(eq=False)
@@ -18,9 +19,12 @@ class Fill:
     layer: int
     buffer: int
     after: "Fill | None"  # of the same buffer, before: it must have ended
-    # Nothing writes to the buffer any more: the experts are there, or an error.
+    # The host writes to the buffer no more: the experts are there, or an error. To a device their
+    # copies have been ordered.
     done: "Future[None]" = field(default_factory=Future)
     wanted: bool = True  # else it may end early, with an error
+    # On a device: kernels that compute with it wait for this event of its copies.
+    copied: Any = None
 
     def __post_init__(self) -> None:
         # A waiter that leaves does not end it.
@@ -85,7 +89,7 @@ class Ring:
         fill = self._last[buffer] = Fill(layer, buffer, before)
         self._ahead.append(fill)
         if before is not None and before.layer == layer and _succeeded(before):
-            fill.after = None
+            fill.after, fill.copied = None, before.copied
             # There is room for all layers: it is still there.
             fill.done.set_result(None)
             return

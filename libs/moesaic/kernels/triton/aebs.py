@@ -4,31 +4,59 @@
 #   Cost       latency-bound. Counts, prices, the experts without a choice and the order of the others
 #              are found by all warps at once. Turns follow one another: each is one reduction over
 #              N, and its loads begin a turn before. Then one search, as wide as E x N, for each way
-#              on which the largest load can be lowered, and one that finds none. Three launches; the
-#              host is never asked.
+#              on which the largest load can be lowered, and one that finds none. One launch for few
+#              choices, else three; the host is never asked.
 #   Order      integers only. Counts are added with atomics, which for integers leaves nothing open;
 #              every tie goes to the lowest id.
 #   Reference  moesaic.placement.schedule.aebs.schedule_experts, in numpy; equal to the last integer.
-"""Activated-expert-balanced scheduling in three kernels."""
+"""Activated-expert-balanced scheduling in one kernel, or in three for many choices."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from moesaic.kernels.aebs import EVERY_REPLICA
 from moesaic.placement.schedule.aebs import Costs, Schedule
 
 _CHUNK = 1024  # choices a program counts or maps
+_FEW_CHOICES = 4096  # one program also counts and maps so many: that takes less time than launches
 _TILE = 4096  # replicas looked at together: what eight warps hold in registers
 SIDE = tl.constexpr(16)  # experts that all others are compared with together
+
+
+@triton.jit
+def _count_choices(topk_ids, counts, choice, num_choices, num_experts):
+    """Count some choices of each expert."""
+    expert = tl.load(topk_ids + choice, mask=choice < num_choices, other=-1)
+    real = (expert >= 0) & (expert < num_experts)
+    tl.atomic_add(counts + tl.where(real, expert, 0), 1, mask=real, sem="relaxed")
+
+
+@triton.jit
+def _map_choices(
+    topk_ids,
+    replica,
+    replica_of_choice,
+    choice,
+    num_choices,
+    num_experts,
+    first_replica,
+    end_replica,
+):
+    """Store the replicas of some choices, counted from ``first_replica``; -1 past the end, too."""
+    expert = tl.load(topk_ids + choice, mask=choice < num_choices, other=-1)
+    real = (expert >= 0) & (expert < num_experts)
+    served = tl.load(replica + tl.where(real, expert, 0), mask=real, other=-1)
+    inside = (served >= first_replica) & (served < end_replica)
+    served = tl.where(inside, served - first_replica, -1)
+    tl.store(replica_of_choice + choice, served, mask=choice < num_choices)
 
 
 @triton.jit(do_not_specialize=["num_choices"])
 def _tokens_kernel(topk_ids, counts, num_choices, num_experts, CHUNK: tl.constexpr):
     choice = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
-    expert = tl.load(topk_ids + choice, mask=choice < num_choices, other=-1)
-    real = (expert >= 0) & (expert < num_experts)
-    tl.atomic_add(counts + tl.where(real, expert, 0), 1, mask=real, sem="relaxed")
+    _count_choices(topk_ids, counts, choice, num_choices, num_experts)
 
 
 @triton.jit
@@ -151,8 +179,9 @@ def _take_turns(
 
 
 # Another placement may have one instance or sixteen: each kind of number would be compiled anew.
-@triton.jit(do_not_specialize=["num_instances"])
+@triton.jit(do_not_specialize=["num_choices", "num_instances", "first_replica", "end_replica"])
 def _assign_kernel(
+    topk_ids,
     counts,
     replicas,
     live,
@@ -164,13 +193,29 @@ def _assign_kernel(
     replica,
     instance,
     load,
+    replica_of_choice,
+    num_choices,
     num_experts,
     num_instances,
+    first_replica,
+    end_replica,
     EXPERTS_POW2: tl.constexpr,
     INSTANCES_POW2: tl.constexpr,
     PART: tl.constexpr,
+    ALONE: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
     LARGEST: tl.constexpr = 2**31 - 1
+    expert = tl.arange(0, EXPERTS_POW2)
+    if ALONE:
+        tl.store(counts + expert, 0, mask=expert < num_experts)
+        tl.debug_barrier()
+        for first in range(0, num_choices, CHUNK):
+            choice = first + tl.arange(0, CHUNK)
+            _count_choices(topk_ids, counts, choice, num_choices, num_experts)
+        # What was stored is loaded again, by other threads.
+        tl.debug_barrier()
+
     column = tl.arange(0, INSTANCES_POW2)
     is_instance = column < num_instances
     is_live = tl.load(live + column, mask=is_instance, other=0).to(tl.int32) != 0
@@ -208,9 +253,7 @@ def _assign_kernel(
         tl.store(keys + part, tl.where(free, num_replicas * EXPERTS_POW2 + part, LARGEST))
         num_turns += tl.sum(free.to(tl.int32), axis=0)
 
-    # What was stored is loaded again, by other threads.
     tl.debug_barrier()
-    expert = tl.arange(0, EXPERTS_POW2)
     key = tl.load(keys + expert)
     before = tl.zeros((EXPERTS_POW2, SIDE), tl.int32)
     for first in range(0, EXPERTS_POW2, SIDE):
@@ -247,28 +290,49 @@ def _assign_kernel(
             PART,
         )
     tl.store(load + column, loads, mask=is_instance)
+    if ALONE:
+        tl.debug_barrier()
+        for first in range(0, num_choices, CHUNK):
+            choice = first + tl.arange(0, CHUNK)
+            _map_choices(
+                topk_ids, replica, replica_of_choice, choice, num_choices, num_experts,
+                first_replica, end_replica,
+            )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["num_choices"])
+@triton.jit(do_not_specialize=["num_choices", "first_replica", "end_replica"])
 def _choices_kernel(
-    topk_ids, replica, replica_of_choice, num_choices, num_experts, CHUNK: tl.constexpr
+    topk_ids,
+    replica,
+    replica_of_choice,
+    num_choices,
+    num_experts,
+    first_replica,
+    end_replica,
+    CHUNK: tl.constexpr,
 ):
     choice = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
-    expert = tl.load(topk_ids + choice, mask=choice < num_choices, other=-1)
-    real = (expert >= 0) & (expert < num_experts)
-    served = tl.load(replica + tl.where(real, expert, 0), mask=real, other=-1)
-    tl.store(replica_of_choice + choice, served, mask=choice < num_choices)
+    _map_choices(
+        topk_ids, replica, replica_of_choice, choice, num_choices, num_experts,
+        first_replica, end_replica,
+    )  # fmt: skip
 
 
 def schedule_experts(
-    topk_ids: Tensor, replicas: Tensor, live: Tensor, load: Tensor, costs: Costs[Tensor]
+    topk_ids: Tensor,
+    replicas: Tensor,
+    live: Tensor,
+    load: Tensor,
+    costs: Costs[Tensor],
+    window: tuple[int, int] = EVERY_REPLICA,
 ) -> Schedule[Tensor]:
     """See ``moesaic.kernels.aebs.schedule_experts``."""
     num_experts, num_instances = replicas.shape
     num_choices = topk_ids.numel()
     assert topk_ids.is_contiguous()
     assert replicas.is_contiguous()
-    counts = replicas.new_zeros(num_experts)
+    alone = num_choices <= _FEW_CHOICES
+    counts = replicas.new_empty(num_experts) if alone else replicas.new_zeros(num_experts)
     schedule = Schedule(
         replica=torch.empty_like(counts),
         instance=torch.empty_like(counts),
@@ -279,9 +343,10 @@ def schedule_experts(
     # A whole warp: its lanes are reduced by one instruction.
     instances_pow2 = max(32, triton.next_power_of_2(num_instances))
     grid = (triton.cdiv(num_choices, _CHUNK),)
-    if num_choices:
+    if not alone:
         _tokens_kernel[grid](topk_ids, counts, num_choices, num_experts, CHUNK=_CHUNK)
     _assign_kernel[(1,)](
+        topk_ids,
         counts,
         replicas,
         live,
@@ -292,20 +357,26 @@ def schedule_experts(
         schedule.replica,
         schedule.instance,
         schedule.load,
+        schedule.replica_of_choice,
+        num_choices,
         num_experts,
         num_instances,
+        *window,
         EXPERTS_POW2=experts_pow2,
         INSTANCES_POW2=instances_pow2,
         PART=min(experts_pow2, max(1, _TILE // instances_pow2)),
+        ALONE=alone,
+        CHUNK=_CHUNK,
         num_warps=8,
     )
-    if num_choices:
+    if not alone:
         _choices_kernel[grid](
             topk_ids,
             schedule.replica,
             schedule.replica_of_choice,
             num_choices,
             num_experts,
+            *window,
             CHUNK=_CHUNK,
         )
     return schedule

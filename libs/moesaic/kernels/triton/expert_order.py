@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+FEW = 128
+"""Choices that are not sorted: each program of the products compares them all."""
 _CHUNK = 512  # choices a program sorts
 _BLOCKS = 64  # blocks a program describes
 _TILE = 8192  # comparisons at a time: what eight warps hold in registers
@@ -31,6 +33,7 @@ class ExpertOrder:
     rows_of_block: Tensor  # int32 [blocks]: how many of its rows are in use, the first ones
     choice_of_row: Tensor  # int32 [blocks * block_rows]; undefined where the row is not in use
     row_of_choice: Tensor  # int32 [C]; -1 where the choice is not held here
+    of_few: bool = False  # as ``order_of_few`` makes it: all four are the slots of the choices
 
     @property
     def num_blocks(self) -> int:
@@ -163,6 +166,37 @@ def expert_order(slot_ids: Tensor, num_slots: int, block_rows: int) -> ExpertOrd
         **shape,
     )
     return order
+
+
+def order_of_few(slot_ids: Tensor, block_rows: int) -> ExpertOrder:
+    """Leave at most ``FEW`` choices in their order, without a launch: each is a block, and its own row.
+
+    Each program of the products finds the choices that share its block's slot; see ``choices_together``.
+    """
+    assert slot_ids.numel() <= FEW
+    slots = slot_ids.flatten()
+    return ExpertOrder(block_rows, slots, slots, slots, slots, of_few=True)
+
+
+@triton.jit
+def choices_together(
+    slot_ids, block, num_choices, num_slots, ROWS: tl.constexpr, CHOICES: tl.constexpr
+):
+    """The slot of choice ``block``, up to ``ROWS`` choices of it from this one on, and which of them there are.
+
+    The slot is -1 if it is not held here, or if the block of an earlier choice has this one.
+    """
+    choice = tl.arange(0, CHOICES)
+    slots = _load_slots(slot_ids, choice, num_choices, num_slots)
+    slot = tl.max(tl.where(choice == block, slots, -1), axis=0)
+    same = (slots == slot).to(tl.int32)
+    rank = tl.cumsum(same, axis=0) - same
+    first = tl.sum(tl.where(choice == block, rank, 0), axis=0)
+    wanted = first + tl.arange(0, ROWS)
+    match = (same[None, :] > 0) & (rank[None, :] == wanted[:, None])
+    together = tl.sum(tl.where(match, choice[None, :], 0), axis=1)
+    used = tl.sum(match.to(tl.int32), axis=1) > 0
+    return tl.where(first % ROWS == 0, slot, -1), together, used
 
 
 def max_blocks(num_choices: int, num_slots: int, block_rows: int) -> int:

@@ -67,7 +67,7 @@ def numbers_for(settings: "ModelSettings", config: ModelConfig) -> Numbers:
     dtype: Dtype = config.dtype if settings.dtype == "auto" else settings.dtype
     if dtype == "float16" and not on_cpu:
         dtype = "float32"
-    codes = config.weight_format.held if config.weight_format and on_cpu else None
+    codes = config.weight_format.held if config.weight_format else None
     return Numbers(dtype, settings.quantization, on_cpu, codes)
 
 

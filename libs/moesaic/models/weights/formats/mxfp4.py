@@ -6,14 +6,12 @@
 
 import torch
 
-from moesaic.kernels.stored_weights import Int4Weight
+from moesaic.kernels.stored_weights import LEVELS_OF_E2M1, Int4Weight
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.formats.codes import nibbles
 from moesaic.models.weights.formats.parts import CPU
 
 BLOCK = 32
-# Codes 0 to 7 are 0, 0.5, 1, 1.5, 2, 3, 4 and 6; the upper bit is the sign. Doubled, they are whole.
-LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 _NO_NUMBER = 255
 _SCALES = torch.tensor(
     [2.0 ** (exponent - 127) / 2 for exponent in range(_NO_NUMBER)]
@@ -35,6 +33,6 @@ def read_entry(
         codes=nibbles(packed.flatten(1))[:, :num_in],
         scales=_SCALES[exponents.long()],
         zeros=None,
-        levels=torch.tensor(LEVELS, dtype=torch.int8),
+        levels=torch.tensor(LEVELS_OF_E2M1, dtype=torch.int8),
         group=BLOCK,
     )

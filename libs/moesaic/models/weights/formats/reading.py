@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from moesaic.kernels.stored_weights import StoredWeight, cat_rows, dequantised
+from moesaic.kernels.coded_matrix import coded_form, keeps_codes
+from moesaic.kernels.stored_weights import StoredWeight, cat_rows, dequantised, to_device
 from moesaic.models.configuration.weight_format import Layout, WeightFormat
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.formats import awq, fp8, gptq, mxfp4, pack_quantized
@@ -39,7 +40,7 @@ def read_matrix(
         device: device of the matrix.
 
     Returns:
-        On a CPU codes, if the format can be held as codes; else numbers.
+        Codes, if the device can compute with codes of this form; else numbers.
 
     Raises:
         CheckpointError: a tensor is missing, mis-shaped, damaged, or has another dtype than the format's.
@@ -103,9 +104,11 @@ def joined(weights: Sequence[StoredWeight], dtype: torch.dtype) -> StoredWeight:
 
 
 def _settled(weight: StoredWeight, dtype: torch.dtype, device: torch.device) -> StoredWeight:
-    """Bring a weight that was read to the CPU to ``device``, as numbers unless it stays."""
-    if device.type == "cpu" and not isinstance(weight, Tensor):
-        return weight
+    """Bring a weight that was read to the CPU to ``device``, as codes if it can compute with them."""
+    if not isinstance(weight, Tensor):
+        kept = keeps_codes(device) and coded_form(weight)
+        if device.type == "cpu" or kept:
+            return to_device(weight, device)
     return dequantised(weight, dtype).to(device)
 
 

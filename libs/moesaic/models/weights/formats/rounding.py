@@ -5,8 +5,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from moesaic.kernels.held_bytes import WeightForm
-from moesaic.kernels.stored_weights import CENTRE, Fp8Weight, Int4Weight, StoredWeight
-from moesaic.models.weights.formats.mxfp4 import LEVELS
+from moesaic.kernels.stored_weights import (
+    CENTRE,
+    LEVELS_OF_E2M1,
+    Fp8Weight,
+    Int4Weight,
+    StoredWeight,
+)
 
 _LARGEST_FP8 = 448.0
 
@@ -28,9 +33,9 @@ def rounded(weight: StoredWeight, form: WeightForm | None) -> StoredWeight:
         scales = (largest / _LARGEST_FP8).clamp_min(torch.finfo(torch.float32).tiny)
         codes = (groups / scales).to(torch.float8_e4m3fn).view(torch.uint8)
         return Fp8Weight(codes.flatten(1)[:, :num_in].contiguous(), scales[..., 0], form.group)
-    levels = torch.tensor(LEVELS[:8])
+    levels = torch.tensor(LEVELS_OF_E2M1[:8])
     scales = (largest / levels[-1]).clamp_min(torch.finfo(torch.float32).tiny)
     nearest = torch.bucketize((groups / scales).abs(), (levels[1:] + levels[:-1]) / 2)
     codes = (nearest + 8 * (groups < 0)).to(torch.uint8).flatten(1)[:, :num_in].contiguous()
-    table = torch.tensor(LEVELS, dtype=torch.int8)
+    table = torch.tensor(LEVELS_OF_E2M1, dtype=torch.int8)
     return Int4Weight(codes, scales[..., 0], None, table, form.group)
