@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from moesaic.kernels.expert_layout import ExpertLayout
 from moesaic.kernels.gated_mlp import PlainMLP, make_mlp
-from moesaic.kernels.held_bytes import WeightForm
+from moesaic.kernels.held_bytes import WeightForm, held_bytes
 from moesaic.kernels.stored_weights import Int4Weight
 from moesaic.models.configuration.architecture import ClampedSwiglu
 from moesaic.native.library import library
@@ -97,6 +97,22 @@ def test_names_differ_where_bytes_mean_something_else() -> None:
     names = {ExpertLayout(h, s, *form).name for h, s in ((512, 256), (256, 512)) for form in forms}
 
     assert len(names) == 2 * len(forms)
+
+
+def test_codes_for_a_gpu_have_names_and_bytes_of_their_own() -> None:
+    forms = [WeightForm("fp8", 128), WeightForm("int4", 128), WeightForm("int4", 128, zeros=True)]
+    forms.append(WeightForm("int4", 128, levels=True))
+    on_gpu = [
+        ExpertLayout(512, 256, torch.bfloat16, as_stored=True, codes=c) for c in (None, *forms)
+    ]
+
+    assert len({layout.name for layout in on_gpu}) == len(on_gpu)
+    shapes = (512, 512), (512, 256)
+    for form, layout in zip(forms, on_gpu[1:], strict=True):
+        assert layout.nbytes == sum(held_bytes(shape, form) for shape in shapes)
+    if library():
+        on_cpu = {ExpertLayout(512, 256, torch.bfloat16, codes=form).name for form in forms}
+        assert not on_cpu & {layout.name for layout in on_gpu}
 
 
 # By what a layout's name says of the build: a digest of the bytes that experts of all forms are packed to. Files of

@@ -146,6 +146,9 @@ class ExpertLayout:
         )
         widths = f"panels of {lib().panel_width()}, vectors of {lib().vector_width()}"
         panels = "as stored" if self.as_stored or None in self._forms else widths
+        if self.as_stored and self.codes and self.codes.levels:
+            # The table of levels is no part of the bytes.
+            panels += ", e2m1"
         return f"{self.hidden_size}x{self.size}, {panels}: {', '.join(parts)}"
 
     @cached_property

@@ -11,7 +11,8 @@ pytest.importorskip("triton", reason="triton is not installed")
 from moesaic.kernels import grouped_experts as reference
 from moesaic.kernels.gated_mlp import PlainMLP
 from moesaic.kernels.triton import grouped_experts as kernels
-from moesaic.kernels.triton.grouped_products import SlotWeights
+from moesaic.kernels.triton.expert_order import FEW, expert_order
+from moesaic.kernels.triton.grouped_products import SlotWeights, grouped_products, tile_shapes
 from moesaic.models.configuration.architecture import ClampedSwiglu
 
 Case = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -162,6 +163,29 @@ def test_the_order_of_a_rows_choices_does_not_matter(device: torch.device) -> No
     turned = grouped_experts(hidden, weights.flip(1), slots.flip(1), gate_up, down)
 
     assert torch.equal(whole, turned)
+
+
+def test_few_choices_of_one_expert_fill_several_blocks_as_sorted_ones_do(
+    device: torch.device,
+) -> None:
+    hidden, weights, slots, gate_up, down = on(
+        device, random_case(5, 20, 2, 8, 40, 24), torch.bfloat16
+    )
+    # One row has the same expert twice, as united ones may be; one is not there, another one not here.
+    slots[:], slots[3], slots[4] = 6, -1, 9
+    slots[:2, 1] = 2
+    held = SlotWeights.of([PlainMLP(*pair) for pair in zip(gate_up, down, strict=True)])
+    assert slots.numel() <= FEW
+
+    found = kernels.grouped_experts(hidden, weights, slots, held)
+
+    tiles = tile_shapes(5, 40, 24, torch.bfloat16)
+    order = expert_order(slots, 8, tiles[0].rows)
+    each = grouped_products(hidden, held, order, 2, tiles).float()
+    rows = order.row_of_choice.view(20, 2).long()
+    expected = (each[rows.clamp(min=0)] * (weights * (rows >= 0)).unsqueeze(2)).sum(dim=1)
+    assert relative_error(found, expected) < 1e-6
+    assert not found[3:5].any()
 
 
 @pytest.mark.gpu
