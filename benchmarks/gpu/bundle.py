@@ -37,8 +37,7 @@ RUN = """#!/bin/sh
 # Unpacks the sources and the packages, and runs benchmarks.gpu with the arguments.
 set -e
 here=$(cd "$(dirname "$0")" && pwd)
-to=${MOESAIC_GPU_DIR:-/tmp/moesaic-gpu}
-mkdir -p "$to"
+to=$(mktemp -d)
 tar xf "$here/sources.tar.gz" -C "$to"
 tar xf "$here/site.tar.xz" -C "$to"
 cd "$to/sources"

@@ -13,7 +13,14 @@ from tests.fake_device.clocks import Clocks, Memory, Streams
 from tests.fake_device.rules import aten, check_devices
 
 # Modules that may have an address of the device: kernels of it, and a transport that knows its memory.
-MAY_ADDRESS = ("moesaic.kernels.triton", "moesaic.transport.ucx", "triton", "tests", "ucxx")
+MAY_ADDRESS = (
+    "moesaic.kernels.coded_matrix",
+    "moesaic.kernels.triton",
+    "moesaic.transport.ucx",
+    "triton",
+    "tests",
+    "ucxx",
+)
 
 # They only take memory.
 EMPTY = {aten.empty.memory_format, aten.empty_strided.default}

@@ -117,7 +117,13 @@ def test_degraded_and_exact_steps_take_turns_in_captured_form(
         )
 
 
-def test_steps_of_more_levels_than_are_captured_go_kernel_by_kernel(tmp_path: Path) -> None:
+def test_steps_of_more_levels_than_are_captured_go_kernel_by_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("graphs are captured here, not played")
+    take_the_ways_of_a_gpu(monkeypatch)
+    monkeypatch.setattr(RotaryEmbedding, "rotation", RotaryEmbedding.compute)  # as on a GPU
     build_reference(BASES[0], tmp_path)
     served = served_on(tmp_path, torch.float32, torch.device("cpu"))
     with played_graphs(), pytest.MonkeyPatch.context() as patch:

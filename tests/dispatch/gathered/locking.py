@@ -30,7 +30,7 @@ def locked_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return 0
 
     def compute_on_gpu(*arguments: Any) -> Tensor:
-        held = [tensor for expert in arguments[3].on_gpu.held for tensor in expert]
+        held = [t for mlp in arguments[3].mlps if mlp for part in mlp.parts for t in part.values()]
         number = Device.streams.current(0).number
         Device.clocks.work(number, [t.memory for t in held if isinstance(t, DeviceTensor)], [])
         return compute(*arguments)
