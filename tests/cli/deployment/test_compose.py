@@ -394,6 +394,11 @@ WRONG = {
         "GPU 0 of host a: its workers need .* with all experts",
     ),
     "RDMA without data": (TWO_HOSTS.replace('data = "10.1.0.2"', ""), "hosts.beta.data: give the"),
+    "three ranks": (
+        TWO_HOSTS.replace("[[0, 1]]", "[[0, 1, 2]]").replace("[2, 3]", "[3]"),
+        "hosts.alpha.attention: 3 ranks cannot share the model's 4 attention heads",
+    ),
+    "name of the secrets": (SMALL.replace("hosts.b", "hosts.secrets"), "hosts.secrets: the direc"),
     "two Redis": (
         SMALL.replace("expert", 'services = ["redis"]\nexpert').replace(
             "attention", 'services = ["redis", "scheduler", "gateway"]\nattention'
