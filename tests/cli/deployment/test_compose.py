@@ -399,6 +399,7 @@ WRONG = {
         "hosts.alpha.attention: 3 ranks cannot share the model's 4 attention heads",
     ),
     "name of the secrets": (SMALL.replace("hosts.b", "hosts.secrets"), "hosts.secrets: the direc"),
+    "idle host": (SMALL + '[hosts.c]\ncontrol = "10.0.0.3"\n', "hosts.c: nothing runs there"),
     "two Redis": (
         SMALL.replace("expert", 'services = ["redis"]\nexpert').replace(
             "attention", 'services = ["redis", "scheduler", "gateway"]\nattention'
