@@ -181,6 +181,21 @@ def test_workers_that_share_a_gpu_divide_its_memory(tmp_path: Path, model: Path)
     assert "MOESAIC_KV_BLOCKS" not in environment(made, "a", "expert-1")
 
 
+def test_slots_that_are_given_leave_the_rest_to_others(tmp_path: Path, model: Path) -> None:
+    (model / "config.json").write_text(json.dumps(LARGE | {"num_hidden_layers": 48}))
+    described = TWO_HOSTS.replace("expert = [2, 3]", "expert = [2]").replace(
+        "expert = [0, 1, 2, 3]", "expert = [0, 1]\nsettings = {slots_per_layer = 60}"
+    )
+
+    made = written(tmp_path, described)
+
+    given = environment(made, "beta", "expert-0")
+    open_ = environment(made, "alpha", "expert-0")
+    assert given["MOESAIC_SLOTS_PER_LAYER"] == "60"
+    assert 8 <= int(open_["MOESAIC_SLOTS_PER_LAYER"]) < 128
+    assert given["MOESAIC_MAX_EXPERT_BYTES"] == open_["MOESAIC_MAX_EXPERT_BYTES"]
+
+
 def test_workers_on_gpus_of_unknown_memory_decide_for_themselves(
     tmp_path: Path, model: Path
 ) -> None:
