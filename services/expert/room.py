@@ -3,7 +3,8 @@
 A worker decides before it loads anything, and cannot know who else will use its device. On a GPU it
 therefore leaves the part that an attention worker needs at least, or a tenth of the memory if that is
 more. It counts this part from the whole memory, not from what is free, because an attention worker that
-is there already has taken it. So a worker that restarts gets as many slots as before.
+is there already has taken it. So a worker that restarts gets as many slots as before. KV may have taken
+some of the memory that was left for experts that move.
 
 Two expert workers on one device cannot see each other before they load. Each should get
 ``--max-expert-bytes`` or ``--slots-per-layer``; else a worker finds out while it loads, see
@@ -81,10 +82,13 @@ def slot_room_of(
     if limit:
         most = min(most, limit // layer_bytes)
     if memory.free:
-        room = _room(settings, config, memory)
+        whole, room = _rooms(settings, config, memory)
         # A worker with all experts has none that move.
         if most * layer_bytes > room:
-            most = min(most, _slots_in(room, layer_bytes))
+            fitting = _slots_in(whole, layer_bytes)
+            if fitting * layer_bytes > room:
+                fitting = _slots_in(room, layer_bytes)
+            most = min(most, fitting)
         if settings.device != "cpu":
             limit = min(limit or room, room)
     if most < 1:
@@ -97,7 +101,8 @@ def slot_room_of(
     return SlotRoom(most, limit, layer_bytes, chosen=False)
 
 
-def _room(settings: ExpertSettings, config: ModelConfig, memory: MemoryOf) -> int:
+def _rooms(settings: ExpertSettings, config: ModelConfig, memory: MemoryOf) -> tuple[int, int]:
+    """Count the bytes for experts on this device if no other process is there yet, and those that there are now."""
     numbers = numbers_for(settings, config)
     batch = batch_bytes(config, numbers)
     others = memory.total // 10
@@ -106,7 +111,8 @@ def _room(settings: ExpertSettings, config: ModelConfig, memory: MemoryOf) -> in
         attention += captured_bytes(config, numbers, USUAL_SEQUENCES, config.max_positions)
         # Its own context is in the whole, too.
         others = max(others, batch + attention) + ON_GPU_BYTES
-    return max(0, min(memory.free - batch, memory.total - others))
+    whole = max(0, memory.total - others)
+    return whole, max(0, min(memory.free - batch, whole))
 
 
 def _slots_in(room: int, layer_bytes: int) -> int:

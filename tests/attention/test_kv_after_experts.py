@@ -9,9 +9,16 @@ import pytest
 
 from moesaic.cluster.redis.bus import Bus
 from moesaic.cluster.redis.child import server_programs
+from moesaic.cluster.registry import Fleet, registered
 from moesaic.cluster.rpc.admin import ServiceStatus
-from moesaic.messages.placement import Placement, PlacementHint
-from moesaic.services.attention.modes.expert_workers import PLACING, experts_placed
+from moesaic.messages.placement import PlacedWorker, Placement, PlacementHint
+from moesaic.messages.registry import WorkerRecord
+from moesaic.services.attention.modes.expert_workers import (
+    PLACING,
+    RETURN_S,
+    experts_placed,
+    is_held,
+)
 from moesaic.services.attention.settings import AttentionSettings
 from tests.redis_servers import RedisServers
 
@@ -23,10 +30,30 @@ async def bus(redis_servers: RedisServers) -> AsyncIterator[Bus]:
             yield bus
 
 
-async def publish(bus: Bus, epoch: int, digest: str) -> None:
-    placement = Placement(
-        epoch=epoch, model_digest=digest, num_experts=2, workers=[], layers=[0], slots=[[]]
+def record(worker_id: str, generation: int) -> WorkerRecord:
+    return WorkerRecord(
+        worker_id=worker_id,
+        generation=generation,
+        role="expert",
+        state="starting",
+        admin_address="h:1",
+        data_address="h:2",
     )
+
+
+def placed_on(*workers: WorkerRecord, epoch: int = 1, digest: str = "mine") -> Placement:
+    return Placement(
+        epoch=epoch,
+        model_digest=digest,
+        num_experts=2,
+        workers=[PlacedWorker.of(each) for each in workers],
+        layers=[0],
+        slots=[[[0, 1] for _ in workers]],
+    )
+
+
+async def publish(bus: Bus, epoch: int, digest: str, *workers: WorkerRecord) -> None:
+    placement = placed_on(*workers, epoch=epoch, digest=digest)
     pointer = await bus.get_bytes("placement:current")
     assert await bus.compare_and_set(
         {"placement:current": pointer},
@@ -61,6 +88,41 @@ async def test_a_gpu_worker_waits_for_a_placement_of_its_model_and_says_so(bus: 
 
     assert status.waiting_for == []
     await experts_placed(waiting)  # as one that restarts
+
+
+async def test_a_placement_of_workers_that_have_ended_is_none(bus: Bus) -> None:
+    """As after all processes of a cluster have started again, with the data of Redis."""
+    waiting = worker(bus)
+    await publish(bus, 1, "mine", record("e0", 1))
+
+    placed = asyncio.create_task(experts_placed(waiting))
+    await asyncio.sleep(0.5)
+    assert waiting.process.status.waiting_for == [PLACING]
+    async with registered(bus, record("e0", 2)):
+        await asyncio.sleep(0.5)
+        assert not placed.done()
+        await publish(bus, 2, "mine", record("e0", 2))
+        async with asyncio.timeout(10):
+            await placed
+
+
+@pytest.mark.parametrize(
+    ("alive", "held", "later"),
+    [
+        ([("e0", 1), ("e1", 1)], True, True),
+        ([("e0", 1)], False, True),  # the other may come back
+        ([("e0", 1), ("e1", 2)], False, False),  # the other has, and needs memory
+        ([], False, False),
+    ],
+)
+def test_workers_that_are_gone_are_awaited_for_a_while_if_others_serve(
+    alive: list[tuple[str, int]], held: bool, later: bool
+) -> None:
+    placement, fleet = placed_on(record("e0", 1), record("e1", 1)), Fleet()
+    fleet.workers = {name: record(name, generation) for name, generation in alive}
+
+    assert is_held(placement, fleet, 0.0) == held
+    assert is_held(placement, fleet, RETURN_S) == later
 
 
 @pytest.mark.parametrize("settings", [{"device": "cpu"}, {"kv_blocks": 64}])

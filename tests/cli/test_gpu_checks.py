@@ -90,6 +90,9 @@ def test_a_machine_for_gpus_without_a_compiler_is_told_what_triton_lacks(
     monkeypatch.delenv("CC", raising=False)
 
     monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert check_triton().status == "warn"
+    monkeypatch.setenv("MOESAIC_DEVICE", "cuda:1")
     assert check_triton().status == "fail"
     assert "a C compiler" in check_triton().detail
 

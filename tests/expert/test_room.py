@@ -94,6 +94,20 @@ def test_a_worker_that_restarts_beside_an_attention_worker_gets_its_slots_again(
     assert room(config, settings_of(), beside, total).slots_per_layer == 128
 
 
+def test_a_worker_with_a_part_of_the_experts_gets_its_slots_again_too(config: ModelConfig) -> None:
+    """KV has taken half of what was left, and so a part of the memory for experts that move."""
+    _, slot, attention = bytes_of(config, settings_of())
+    for gib in range(16, 61):
+        total = gib * GIB
+        slots = room(config, settings_of(), total).slots_per_layer
+        assert 0 < slots < 128
+        left = total - attention - ON_GPU_BYTES - slots * slot
+
+        again = room(config, settings_of(), total - attention - ON_GPU_BYTES - left // 2, total)
+
+        assert again.slots_per_layer == slots
+
+
 @given(st.integers(1, 200 * GIB), st.integers(0, 200 * GIB), st.integers(0, 100 * GIB))
 def test_slots_never_take_more_than_there_is(
     config: ModelConfig, free: int, used: int, limit: int

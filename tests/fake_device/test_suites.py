@@ -13,9 +13,10 @@ from tests.waiting import HANG_S
 EVERYWHERE = Path(__file__).with_name("everywhere")
 # Interpreted kernels are warmed up for few rows.
 SMALL = ("--max-num-batched-tokens", "16", "--max-num-seqs", "4")
+UNCAPTURED = "--no-decode-graphs"  # fake devices capture nothing
 TOPOLOGIES = {
-    "local": ("--topology", "local"),
-    "disaggregated": ("--topology", "disaggregated", "--experts", "2"),
+    "local": ("--topology", "local", UNCAPTURED),
+    "disaggregated": ("--topology", "disaggregated", "--experts", "2", UNCAPTURED),
     "edge": ("--topology", "edge", "--agents", "2"),
 }
 

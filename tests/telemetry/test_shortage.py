@@ -24,12 +24,17 @@ def pinned() -> None:
     raise RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported later")
 
 
+def cublas() -> None:
+    raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+
+
 ALLOCATORS = [
     (lambda: torch.empty(1 << 50), 4 << 50),
     (lambda: mmap.mmap(-1, 1 << 60), 0),
     (lambda: bytearray(1 << 60), 0),
     (on_a_gpu, 5 << 29),
     (pinned, 0),
+    (cublas, 0),
 ]
 
 

@@ -7,6 +7,7 @@
 | torch's of a GPU | ``torch.OutOfMemoryError``, a ``RuntimeError`` |
 | torch's of the CPU | ``RuntimeError``, by its text alone |
 | CUDA's, of pinned memory | ``torch.AcceleratorError`` or ``RuntimeError``, by its text alone |
+| cuBLAS's and cuDNN's, of a GPU | ``RuntimeError`` with their status |
 """
 
 import errno
@@ -14,7 +15,10 @@ import re
 
 from moesaic.errors import Overloaded
 
-_TEXTS = ("out of memory", "can't allocate memory", "cannot allocate memory")
+_TEXTS = (
+    *("out of memory", "can't allocate memory", "cannot allocate memory"),
+    *("cublas_status_alloc_failed", "cudnn_status_alloc_failed"),
+)
 _TRIED = re.compile(r"ried to allocate ([0-9.]+) ?(bytes|KiB|MiB|GiB|TiB)", re.IGNORECASE)
 _UNITS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 

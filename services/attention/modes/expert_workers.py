@@ -1,8 +1,13 @@
 """Links to the expert workers that the placement names."""
 
-from moesaic.cluster.placement_view import watch_placement
+import asyncio
+import time
+
+from moesaic.cluster.placement_view import PlacementView, watch_placement
+from moesaic.cluster.registry import Fleet, watch_fleet
 from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
 from moesaic.experts.brownout.logical import LogicalExperts
+from moesaic.messages.placement import Incarnation, Placement
 from moesaic.native.own_thread import on_own_thread
 from moesaic.services.attention.modes.contract import WorkerParts
 from moesaic.services.attention.modes.peers import follow_placement
@@ -10,21 +15,63 @@ from moesaic.transport.frame import FrameLimits
 from moesaic.transport.ucx.opening import OpenNetwork
 
 PLACING = "a placement from the scheduler: KV gets the memory that experts leave"
+LOOK_S = 1.0  # without news: a worker may have been gone for long enough
+RETURN_S = 60.0  # for workers that are gone; those that have come back are awaited for longer
 
 
 async def experts_placed(worker: WorkerParts) -> None:
     """Wait until expert workers hold the experts, if the KV of a GPU gets what is left.
 
     One of these workers may be on the same GPU. Experts need a fixed number of bytes, and KV takes what
-    there is, so KV must come second, in whatever order the processes start.
+    there is, so KV must come second, in whatever order the processes start. Redis keeps the placement
+    of processes that have ended, whose experts are in no memory.
     """
     settings, process = worker.settings, worker.process
     if settings.device == "cpu" or settings.kv_blocks:
         return
     with process.status.waiting(PLACING):
-        async with watch_placement(process.bus) as view:
-            while view.current is None or view.current.model_digest != worker.config.digest:
-                await view.changed()
+        async with watch_placement(process.bus) as view, watch_fleet(process.bus) as fleet:
+            began_s = time.monotonic()
+            while True:
+                placement, seen = view.current, (view.version, fleet.version)
+                if (
+                    placement is not None
+                    and placement.model_digest == worker.config.digest
+                    and is_held(placement, fleet, time.monotonic() - began_s)
+                ):
+                    return
+                await _news(view, fleet, seen)
+
+
+async def _news(view: PlacementView, fleet: Fleet, seen: tuple[int, int]) -> None:
+    """Wait until one of the views is newer than ``seen``, for ``LOOK_S`` at most."""
+    of_each = [
+        asyncio.create_task(each.changed(version))
+        for each, version in zip((view, fleet), seen, strict=True)
+    ]
+    try:
+        await asyncio.wait(of_each, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in of_each:
+            task.cancel()
+
+
+def is_held(placement: Placement, fleet: Fleet, waited_s: float) -> bool:
+    """Tell if the workers of a placement hold their experts.
+
+    A worker that has started again will get another placement. One that is gone may come back. Nobody
+    waits for that longer than ``RETURN_S``, if others of the placement serve.
+    """
+    missing = [each.worker_id for each in placement.workers if not _lives(each.incarnation, fleet)]
+    if not missing:
+        return True
+    back = any(worker_id in fleet.workers for worker_id in missing)
+    return not back and len(missing) < len(placement.workers) and waited_s >= RETURN_S
+
+
+def _lives(incarnation: Incarnation, fleet: Fleet) -> bool:
+    record = fleet.workers.get(incarnation[0])
+    return record is not None and record.incarnation == incarnation
 
 
 async def link_expert_workers(worker: WorkerParts) -> tuple[OpenNetwork, RoutedDispatcher]:

@@ -181,6 +181,21 @@ def test_workers_that_share_a_gpu_divide_its_memory(tmp_path: Path, model: Path)
     assert "MOESAIC_KV_BLOCKS" not in environment(made, "a", "expert-1")
 
 
+def test_slots_that_are_given_leave_the_rest_to_others(tmp_path: Path, model: Path) -> None:
+    (model / "config.json").write_text(json.dumps(LARGE | {"num_hidden_layers": 48}))
+    described = TWO_HOSTS.replace("expert = [2, 3]", "expert = [2]").replace(
+        "expert = [0, 1, 2, 3]", "expert = [0, 1]\nsettings = {slots_per_layer = 60}"
+    )
+
+    made = written(tmp_path, described)
+
+    given = environment(made, "beta", "expert-0")
+    open_ = environment(made, "alpha", "expert-0")
+    assert given["MOESAIC_SLOTS_PER_LAYER"] == "60"
+    assert 8 <= int(open_["MOESAIC_SLOTS_PER_LAYER"]) < 128
+    assert given["MOESAIC_MAX_EXPERT_BYTES"] == open_["MOESAIC_MAX_EXPERT_BYTES"]
+
+
 def test_workers_on_gpus_of_unknown_memory_decide_for_themselves(
     tmp_path: Path, model: Path
 ) -> None:
@@ -394,6 +409,12 @@ WRONG = {
         "GPU 0 of host a: its workers need .* with all experts",
     ),
     "RDMA without data": (TWO_HOSTS.replace('data = "10.1.0.2"', ""), "hosts.beta.data: give the"),
+    "three ranks": (
+        TWO_HOSTS.replace("[[0, 1]]", "[[0, 1, 2]]").replace("[2, 3]", "[3]"),
+        "hosts.alpha.attention: 3 ranks cannot share the model's 4 attention heads",
+    ),
+    "name of the secrets": (SMALL.replace("hosts.b", "hosts.secrets"), "hosts.secrets: the direc"),
+    "idle host": (SMALL + '[hosts.c]\ncontrol = "10.0.0.3"\n', "hosts.c: nothing runs there"),
     "two Redis": (
         SMALL.replace("expert", 'services = ["redis"]\nexpert').replace(
             "attention", 'services = ["redis", "scheduler", "gateway"]\nattention'

@@ -7,6 +7,9 @@ from pydantic import ValidationError
 
 from moesaic.cli.deployment.hosts import HostsFile
 from moesaic.cli.deployment.services import HostService
+from moesaic.errors import UnusableSettings
+from moesaic.models.configuration.config import ModelConfig
+from moesaic.models.configuration.division import divide
 from moesaic.usage.names import ROLES, settings_model
 from moesaic.usage.nearest import proposal
 from moesaic.usage.reading import problems_of
@@ -85,3 +88,12 @@ def problems_of_threads(cluster: HostsFile) -> Iterator[str]:
                 f"hosts.{name}.settings.threads: {count} workers share the CPU; give the threads of each, such as the "
                 f"number of cores divided by {count}"
             )
+
+
+def problems_of_ranks(services: Iterable[HostService], config: ModelConfig) -> Iterator[str]:
+    """Write one line for each worker with more GPUs than the model can be divided among."""
+    for service in services:
+        try:
+            divide(config, 0, max(1, len(service.gpus)))
+        except UnusableSettings as error:
+            yield f"hosts.{service.host}.{service.role}: {error.fix}"

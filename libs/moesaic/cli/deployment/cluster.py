@@ -1,12 +1,14 @@
 """A cluster from its description to its files."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moesaic.cli.deployment.checks import (
     checked,
     problems_of_ports,
+    problems_of_ranks,
     problems_of_settings,
     problems_of_threads,
 )
@@ -50,11 +52,11 @@ def planned(hosts: Path, cluster: HostsFile) -> list[HostService]:
     services = services_of(cluster)
     settings, problems = checked(services)
     _refuse(hosts, [*problems, *problems_of_ports(services, REDIS_PORT)])
-    try:
+    with _naming(hosts):
         config = _config(cluster, services, settings)
+    _refuse(hosts, [*problems_of_ranks(services, config)])
+    with _naming(hosts):
         computed = computed_settings(cluster, services, settings, config)
-    except CommandError as error:
-        raise CommandError(f"{hosts}: {error}", error.status) from error
     services = services_of(cluster, computed)
     _refuse(hosts, checked(services)[1])
     return services
@@ -82,6 +84,14 @@ def _config(
         return with_context(load_config(found[0]), length)
     except (CheckpointError, UnusableSettings) as error:
         raise CommandError(f"model: {error}", Exit.USAGE) from error
+
+
+@contextmanager
+def _naming(hosts: Path) -> Iterator[None]:
+    try:
+        yield
+    except CommandError as error:
+        raise CommandError(f"{hosts}: {error}", error.status) from error
 
 
 def _refuse(hosts: Path, problems: list[str]) -> None:

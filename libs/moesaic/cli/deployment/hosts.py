@@ -167,6 +167,8 @@ def _problems(cluster: HostsFile) -> Iterator[str]:
         yield "hosts: there is none; add a table [hosts.NAME] with its control address"
         return
     for name, host in cluster.hosts.items():
+        if not host.workers and not cluster.leading(name):
+            yield f"hosts.{name}: nothing runs there; give it workers or services, or leave it out"
         for problem in (*_of_addresses(host), *_of_workers(host)):
             yield f"hosts.{name}.{problem}"
         if not _NAME.fullmatch(name):

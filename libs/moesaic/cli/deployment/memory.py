@@ -70,7 +70,7 @@ def computed_settings(
     if not all(cluster.memory_of(name) for name, host in cluster.hosts.items() if host.gpus):
         return on_cpus
     workers = _as_suite(cluster, services, settings)
-    plan = _roomiest(workers, config, least)
+    plan, slots = _roomiest(workers, config, least)
     found = {**on_cpus}
     by_name = {process.name: process for process in plan.processes}
     for name, worker_id in workers.names.items():
@@ -79,7 +79,7 @@ def computed_settings(
             continue
         if process.role == "expert":
             limit = plan.expert_limit(process)
-            found[worker_id] = {"slots_per_layer": plan.slots, "max_expert_bytes": limit}
+            found[worker_id] = {"slots_per_layer": slots, "max_expert_bytes": limit}
         elif sum(each.place == process.place for each in plan.processes) > 1:
             found[worker_id] = {"kv_blocks": plan.kv_tokens // BLOCK_SIZE}
     return found
@@ -132,8 +132,11 @@ def _as_suite(
     return _Workers(names, made, available, homes)
 
 
-def _roomiest(workers: _Workers, config: ModelConfig, least: int) -> SuiteMemory:
+def _roomiest(workers: _Workers, config: ModelConfig, least: int) -> tuple[SuiteMemory, int]:
     """Plan the most slots that leave the KV as it is with the least; 0: attention workers have all experts.
+
+    Returns:
+        The plan, and the slots of each worker for which the description gives none.
 
     Raises:
         CommandError: not even the least fit.
@@ -145,10 +148,17 @@ def _roomiest(workers: _Workers, config: ModelConfig, least: int) -> SuiteMemory
         experts=roles.count("expert"),
     )
 
+    # All workers together have enough: ``_least_slots`` counts those that the description gives.
+    enough = replace(options, slots_per_layer=config.moe.num_experts if least else 0)
+
     def plan(slots: int) -> SuiteMemory:
-        return plan_suite(
-            replace(options, slots_per_layer=slots), config, workers.settings, workers.available
-        )
+        settings = {
+            name: of
+            if getattr(of, "slots_per_layer", True)
+            else of.model_copy(update={"slots_per_layer": slots})
+            for name, of in workers.settings.items()
+        }
+        return plan_suite(enough, config, settings, workers.available)
 
     best = plan(least)
     for place, needed in best.needed.items():
@@ -169,4 +179,4 @@ def _roomiest(workers: _Workers, config: ModelConfig, least: int) -> SuiteMemory
             low = middle
         else:
             high = middle - 1
-    return plan(low)
+    return plan(low), low

@@ -62,8 +62,13 @@ def _check_own(directory: Path, name: str) -> None:
     """Make sure that a directory may be replaced.
 
     Raises:
-        CommandError: it is none that this command has written.
+        CommandError: it is none that this command has written, or that of all secrets.
     """
+    if name == MASTER:
+        raise CommandError(
+            f"hosts.{MASTER}: the directory of this name has the secrets of the cluster; give the host another name",
+            Exit.USAGE,
+        )
     if directory.exists() and not (directory / f"{name}.yaml").exists():
         raise CommandError(
             f"--output: {directory} is there already, and this command has not written it; name another directory, or "

@@ -242,6 +242,7 @@ def _parts(
     weights = weight_bytes(config, numbers)
     if role == "expert":
         work = batch_bytes(config, numbers)
+        slots = getattr(settings, "slots_per_layer", 0) or slots
         experts = slots * len(config.moe_layers) * weights.expert
         moves = -(-slots * len(config.moe_layers) // MOVING) * weights.expert
         return {"experts": experts, MOVES: moves if options.experts > 1 else 0, "steps": work}
