@@ -104,19 +104,29 @@ def _check_by_compose(file: Path) -> None:
     """
     if not compose_is_there():
         return
-    command = ["docker", "compose", "-f", file.name, "config", "-q"]
-    done = subprocess.run(
-        command, cwd=file.parent, capture_output=True, text=True, timeout=CHECK_S, check=False
-    )
-    if done.returncode or done.stderr.strip():
+    done = _compose("-f", file.name, "config", "-q", cwd=file.parent)
+    if done.returncode:
         raise CommandError(f"docker compose refuses {file.name}: {done.stderr.strip()}")
 
 
 def compose_is_there() -> bool:
     """Tell whether this machine has ``docker compose``."""
-    if shutil.which("docker") is None:
-        return False
-    command = ["docker", "compose", "version"]
+    return shutil.which("docker") is not None and not _compose("version").returncode
+
+
+def _compose(*arguments: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
+    """Run ``docker compose`` without the variables that name files or projects; raises ``CommandError``."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("COMPOSE_")}
-    done = subprocess.run(command, env=clean, capture_output=True, timeout=CHECK_S, check=False)
-    return done.returncode == 0
+    command = ["docker", "compose", *arguments]
+    try:
+        return subprocess.run(
+            command,
+            cwd=cwd,
+            env=clean,
+            capture_output=True,
+            text=True,
+            timeout=CHECK_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise CommandError(f"{' '.join(command)}: no answer in {CHECK_S} s") from error

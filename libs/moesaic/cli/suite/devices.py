@@ -108,7 +108,7 @@ def memory_there_is(places: Iterable[str], given: Sequence[int] = ()) -> dict[st
     Raises:
         CommandError: a device is not there.
     """
-    devices = sorted(set(places) - {MACHINE})
+    devices = sorted(set(places) - {MACHINE}, key=lambda name: int(name.rpartition(":")[2]))
     if given:
         sizes = [*given, *[given[-1]] * len(devices)]
         return dict(zip((MACHINE, *devices), sizes, strict=False))
