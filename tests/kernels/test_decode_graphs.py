@@ -139,3 +139,30 @@ def test_steps_of_more_levels_than_are_captured_go_kernel_by_kernel(
     assert not graphs.takes(few)
     assert degrading.takes(few)
     assert not degrading.takes(many)
+
+
+def test_degraded_steps_that_no_memory_is_left_to_capture_go_kernel_by_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("graphs are captured here, not played")
+    take_the_ways_of_a_gpu(monkeypatch)
+    monkeypatch.setattr(RotaryEmbedding, "rotation", RotaryEmbedding.compute)  # as on a GPU
+    build_reference(BASES[0], tmp_path)
+    served = served_on(tmp_path, torch.float32, torch.device("cpu"))
+    monkeypatch.setattr(decode_graphs, "compile_kernels", lambda device, compute: None)
+    with played_graphs():
+        graphs = DecodeGraphs(served.decoder, served.cache, served.moe, 1, 16)
+        batch = promised_batch([(1, 3, TABLES[0])], (Level(0.5, 1),), served.config.num_layers)
+
+        def full(layer: int, hidden: Tensor, promised: PromisedRows) -> Awaitable[Tensor]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        degrading = graphs.degrading(full)
+        assert degrading.takes(batch)
+        with pytest.raises(torch.OutOfMemoryError):
+            degrading.forward(batch)
+
+    assert not degrading.takes(batch)
+    assert degrading.takes(decode_batch([(1, 3, TABLES[0])]))
+    assert graphs.degrading(full).takes(batch)

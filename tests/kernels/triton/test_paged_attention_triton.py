@@ -210,6 +210,8 @@ def test_pieces_end_before_uncut_tiles_would(
     assert pieces == 1 or busiest + 256 <= -(-programs // multiprocessors) * keys
     if programs % multiprocessors == 0 or keys < 512:
         assert pieces == 1
+    # Each has scratch of its own.
+    assert pieces == 1 or programs * pieces <= 16 * multiprocessors
 
 
 def test_chunks_of_a_half_model_fill_a_gpu_and_prompts_stay_whole() -> None:

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.parity.cases import CASES, Served, build_reference
-from moesaic.models.configuration.captured import captured_bytes, decode_sizes
+from moesaic.models.configuration.captured import captured_bytes, captures, decode_sizes
 from moesaic.models.configuration.sizes import Numbers
 from moesaic.models.layers.decode_segments import SegmentTensors
 from moesaic.models.layers.static_decode import DecodeShapes
+from moesaic.services.attention.settings import AttentionSettings
 
 
 def test_few_rows_have_sizes_of_their_own() -> None:
@@ -49,3 +50,11 @@ def test_a_long_context_takes_scratch_up_to_a_bound(tmp_path: Path) -> None:
     assert of == sorted(of)
     # Pieces become larger, not more: of a longer context there are more blocks in the tables alone.
     assert of[4] - of[3] == 64 * 4 * (1 << 16) // 16
+
+
+def test_experts_that_move_are_never_in_captured_steps() -> None:
+    settings = AttentionSettings(model="m", device="cuda")
+
+    assert captures(settings)
+    for other in ({"offload": True}, {"dispatch": "gathered"}, {"device": "cpu"}):
+        assert not captures(settings.model_copy(update=other))

@@ -28,6 +28,9 @@ LOG2_E = tl.constexpr(math.log2(math.e))
 LOWEST = tl.constexpr(-1e38)  # the largest score of a row that has seen no key
 FEW_ROWS = 16  # more rows than this are split only where their tiles do not fill the GPU
 _MOST_PIECES = 16  # of a chunk
+_MOST_PROGRAMS = (
+    16  # of a multiprocessor, in pieces: bounds the scratch, to 264 MiB of latents on an H100
+)
 _PIECE_KEYS = 256  # to begin a piece and to merge it takes a tile as long as so many keys
 # Rows of one tensor, whose places in it follow from the number of sequences: each kind of place would
 # be compiled anew.
@@ -399,12 +402,13 @@ def best_pieces(programs: int, keys: int, num_multiprocessors: int) -> int:
     Returns:
         1 to ``_MOST_PIECES``: the least of those that end first; 1 is uncut.
     """
+    most = min(_MOST_PIECES, max(1, _MOST_PROGRAMS * num_multiprocessors // programs))
 
     def duration(pieces: int) -> int:
         turns = -(-programs * pieces // num_multiprocessors)
         return turns * (-(-keys // pieces) + (_PIECE_KEYS if pieces > 1 else 0))
 
-    return min(range(1, _MOST_PIECES + 1), key=duration)
+    return min(range(1, most + 1), key=duration)
 
 
 def launch_shape(num_pairs: int, layout: KVLayout, dtype: torch.dtype) -> dict[str, Any]:

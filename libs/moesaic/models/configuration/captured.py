@@ -54,6 +54,7 @@ def captures(settings: "ServiceSettings") -> bool:
     return (
         getattr(settings, "device", "cpu") != "cpu"
         and getattr(settings, "dispatch", None) in CAPTURING
+        and not getattr(settings, "offload", False)
         and getattr(settings, "decode_graphs", False)
         and getattr(settings, "tensor_parallel", 1) == 1
     )

@@ -22,6 +22,7 @@ from moesaic.models.layers.static_decode import (
     compile_kernels,
 )
 from moesaic.models.layers.step_batch import StepBatch
+from moesaic.telemetry.shortage import ran_out_of_memory
 
 _Result = TypeVar("_Result")
 
@@ -77,9 +78,7 @@ class DecodeGraphs:
         if batch.promised is None:
             self._exact[size].replay()
         else:
-            if size not in self._degraded:
-                self._degraded[size] = self._capture_degraded(size)
-            promises, graph = self._degraded[size]
+            promises, graph = self._degraded.get(size) or self._capture_degraded(size)
             promises.fill(batch.promised)
             graph.replay()
             promises.settle_in(batch.promised)
@@ -93,15 +92,23 @@ class DecodeGraphs:
         degrading = self._degrading
         assert degrading is not None
         promises = StaticPromises(size, self._decoder.device, self._decoder.config.num_layers)
+        step = self._step(size)
 
         def moe(layer: int, hidden_states: Tensor) -> Awaitable[Tensor]:
             return degrading(layer, hidden_states, promises.enter(layer))
 
         def compute() -> None:
             promises.degraded.zero_()
-            _at_once_by(self._step(size), moe)
+            _at_once_by(step, moe)
 
-        return promises, self._captured(compute)
+        try:
+            found = self._degraded[size] = promises, self._captured(compute)
+        except Exception as error:
+            if ran_out_of_memory(error):
+                # Each later step would fail likewise: it goes kernel by kernel.
+                self._degrading, self._degraded = None, {}
+            raise
+        return found
 
     def _captured(self, compute: Callable[[], None]) -> torch.cuda.CUDAGraph:
         compile_kernels(self._decoder.device, compute)

@@ -102,7 +102,8 @@ class SegmentedDecode:
         def captured(compute: Callable[[], None]) -> Callable[[], None]:
             nonlocal pool
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
+            # Other threads may link workers meanwhile, and take memory of the device.
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 compute()
             pool = pool or graph.pool()
             return graph.replay

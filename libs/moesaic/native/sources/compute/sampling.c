@@ -50,8 +50,8 @@ static const double SHIFT = 6755399441055744.0;  // 1.5 * 2^52
 INLINE lvec whole(dvec x) { return (lvec)(x + SHIFT) - (lvec)every(SHIFT); }
 
 // e^x for x <= 0, within a few units in the last place; below -64, as of -64: no weight comes of it.
-// Products and sums are rounded one by one, as in kernels/sampling.py and kernels/triton/sampling.py: the bits are the
-// same on every machine. The coefficients are those of the series: 1 / 12! to 1 / 0!.
+// Products and sums are rounded one by one, as in kernels/token_weights.py and kernels/triton/sampling.py: the bits are
+// the same on every machine. The coefficients are those of the series: 1 / 12! to 1 / 0!.
 INLINE dvec exp_of_doubles(dvec x) {
     x = pick_of(x > -64.0, x, every(-64.0));
     const dvec shifted = x * 1.4426950408889634 + SHIFT;
