@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,7 +91,10 @@ async def open_engine(
     def tell_there(stored: list[bytes], evicted: list[bytes]) -> None:
         main_loop.call_soon_threadsafe(tell_blocks, stored, evicted)
 
-    engine = await worker.thread.build(_engine, worker, mode, emit_there, tell_there)
+    # On a GPU it captures steps, whose kernels are compiled first.
+    status = worker.process.status
+    with nullcontext() if worker.settings.device == "cpu" else status.waiting(WARMING):
+        engine = await worker.thread.build(_engine, worker, mode, emit_there, tell_there)
     return RunningEngine(engine, worker.thread)
 
 

@@ -15,6 +15,7 @@ from moesaic.dispatch.gathered.plan import GatherPlan, plan_gather
 from moesaic.engine.thread import EngineThread, engine_thread
 from moesaic.experts.loaded import ExpertFiles, layout_of
 from moesaic.experts.pull.ranges import Share
+from moesaic.kernels.warm_up import within_memory
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.configuration.flops import step_flops
 from moesaic.models.weights.served import held_dtype
@@ -148,11 +149,15 @@ async def measured(worker: WorkerParts, gathered: Gathered) -> float:
 
     Returns:
         How many times as long the largest step takes for transfers that it does not hide.
+
+    Raises:
+        InUse: the largest step does not fit the memory of the device.
     """
     gathered.dispatcher.prime()
     rows = worker.settings.max_num_batched_tokens
     calibrating = calibrate(worker.decoder, gathered.parts, rows)
-    found, hiding_rows = await worker.thread.run(calibrating)
+    with within_memory(worker.device, "--max-num-batched-tokens", f"a step of {rows} rows"):
+        found, hiding_rows = await worker.thread.run(calibrating)
     saturation = found.saturation_flops(step_flops(worker.config, rows))
     metrics.SLOWDOWN.set(found.slowdown)
     metrics.SATURATION_FLOPS.set(saturation)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from moesaic.dispatch.gathered import device
 from moesaic.experts import slots
 from tests.fake_device.tensors import Device, DeviceTensor
 
@@ -37,6 +38,7 @@ def locked_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     compute, locked = slots.compute_on_gpu, set[int]()
     functions = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=unregister)
+    monkeypatch.setattr(device, "OWN_PAGES_BYTES", 1)
     monkeypatch.setattr(slots, "compute_on_gpu", compute_on_gpu)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: functions)
     yield

@@ -22,6 +22,9 @@ from torch import Tensor
 from moesaic.dispatch.gathered.ring import Fill
 from moesaic.errors import InUse
 
+OWN_PAGES_BYTES = 32 << 20
+"""The C library maps memory of so many bytes by itself; smaller pieces may share pages, which are locked once."""
+
 Event = Any  # what a stream has recorded; only the streams that made it know how to read it
 
 
@@ -31,7 +34,7 @@ class DeviceStreams(Protocol):
     def lock(self, memory: Iterable[Tensor]) -> None:
         """Keep memory of the host in its place until ``close``, so that copies from it wait for nothing.
 
-        It takes seconds for many gigabytes.
+        It takes seconds for many gigabytes. Copies from other memory are right, and wait for CUDA's own buffers.
 
         Raises:
             InUse: the system does not let it.
@@ -90,8 +93,7 @@ class CudaStreams:
         # A new thread would take the first device, and memory there.
         torch.cuda.set_device(self._device)
         for each in memory:
-            # A worker with the only share has nothing to gather.
-            if not each.nbytes:
+            if each.nbytes < OWN_PAGES_BYTES:
                 continue
             if error := int(_cuda().cudaHostRegister(each.data_ptr(), each.nbytes, 0)):
                 raise InUse(
