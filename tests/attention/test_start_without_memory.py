@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 import torch
 
+from moesaic.cluster.rpc.server import ServiceStatus
 from moesaic.dispatch.local import LocalDispatcher
 from moesaic.engine.thread import engine_thread
 from moesaic.errors import InUse
+from moesaic.kernels.warm_up import WARMING
 from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.layers.kv_cache import KVCache
@@ -33,6 +35,7 @@ async def opened(model: Any, kv_blocks: int, shortcut: Any = lambda cache: None)
     settings = AttentionSettings(
         model=directory, device="cuda", dtype="bfloat16", kv_blocks=kv_blocks, sweep_bytes=0
     )
+    status = ServiceStatus("attention", "a0", 1)
     dispatcher = LocalDispatcher(checkpoint, config, BF16, GPU)
     async with engine_thread(GPU) as thread:
         worker: Any = SimpleNamespace(
@@ -41,9 +44,16 @@ async def opened(model: Any, kv_blocks: int, shortcut: Any = lambda cache: None)
             decoder=Decoder.load(checkpoint, config, BF16, GPU),
             device=GPU,
             thread=thread,
+            process=SimpleNamespace(status=status),
         )
-        mode = Mode(dispatcher, shortcut=shortcut)
+
+        def told(cache: KVCache) -> Any:
+            assert status.waiting_for == [WARMING]
+            return shortcut(cache)
+
+        mode = Mode(dispatcher, shortcut=told)
         running = await open_engine(worker, mode, lambda _: None, lambda *_: None)
+        assert not status.waiting_for
         return running.engine.batcher.pool.num_blocks
 
 

@@ -236,9 +236,9 @@ def _attend_kernel(
     )  # fmt: skip
     value = tl.arange(0, VALUES)
     store = real[:, None] & (value < VALUE_DIM)[None, :]
+    # A row that fills the tile up, or sees no key of the piece.
+    weight = tl.where(weight == 0.0, 1.0, weight)
     if SPLIT:
-        # A row that sees no key of the piece.
-        weight = tl.where(weight == 0.0, 1.0, weight)
         at = ((sequence * max_rows + row).to(tl.int64) * NUM_HEADS + head) * max_pieces + piece
         tl.store(piece_scores + at, largest + tl.log2(weight), mask=real)
         where, into = at[:, None] * VALUE_DIM + value[None, :], pieces
