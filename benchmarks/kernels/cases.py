@@ -1,5 +1,6 @@
 """Inputs that the kernels are measured on: the layers of known models, at the batch sizes of decode and prefill."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -12,12 +13,19 @@ from torch.nn import functional as F
 from moesaic.brownout import split
 from moesaic.brownout.split import Level
 from moesaic.kernels import grouped_experts as torch_experts
-from moesaic.kernels.gated_mlp import PlainMLP
+from moesaic.kernels.gated_mlp import PlainMLP, make_mlp
 from moesaic.kernels.kv_rows import store_grouped_reference
 from moesaic.kernels.paged_attention import paged_attention_reference
 from moesaic.kernels.paged_rows import KVLayout, PagedRows
 from moesaic.kernels.promised import LayerSubstitution, PromisedRows
 from moesaic.kernels.rms_norm import add_rms_norm_reference
+from moesaic.kernels.stored_weights import (
+    LEVELS_OF_E2M1,
+    Fp8Weight,
+    Int4Weight,
+    StoredWeight,
+    dequantised,
+)
 from moesaic.kernels.triton.add_rms_norm import add_rms_norm
 from moesaic.kernels.triton.brownout import split_choices
 from moesaic.kernels.triton.gate import select_experts
@@ -72,6 +80,9 @@ def all_cases(quick: bool) -> Iterator[KernelCase]:
     for shape in SHAPES[:1] if quick else SHAPES:
         for num_rows in (1, 64, 4096) if quick else (1, 16, 64, 256, 1024, 8192):
             yield experts(shape, num_rows)
+    for form in ("fp8", "mxfp4"):
+        for num_rows in (1, 64) if quick else (1, 16, 64, 1024):
+            yield experts(SHAPES[0], num_rows, form)
     for num_rows in (64, 8192):
         yield gate(num_rows)
         yield brownout(num_rows)
@@ -82,9 +93,11 @@ def all_cases(quick: bool) -> Iterator[KernelCase]:
     for layout, num_heads in layouts:
         for batch, length in ((64, 4096),) if quick else ((1, 32768), (64, 512), (64, 4096)):
             yield attention(layout, num_heads, batch, 1, length)
-    for rows, length in ((4096, 4096),) if quick else ((512, 8192), (4096, 4096)):
+    for rows, length in ((512, 8192), (4096, 4096)):
         yield attention(grouped, 32, 1, rows, length)
         yield attention(latent, 16, 1, rows, length)
+    # Cut into pieces, or most of the GPU would be idle.
+    yield attention(grouped, 16, 1, 512, 8192)
 
 
 def normal(*shape: int) -> Tensor:
@@ -92,8 +105,8 @@ def normal(*shape: int) -> Tensor:
     return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
 
 
-def experts(shape: ExpertShape, num_rows: int) -> KernelCase:
-    """A layer's experts, chosen evenly."""
+def experts(shape: ExpertShape, num_rows: int, form: str = "bfloat16") -> KernelCase:
+    """A layer's experts, chosen evenly, with weights in a ``form`` of ``stored``."""
     slots = torch.rand(num_rows, shape.num_experts, device="cuda").argsort(dim=1)
     slots = slots[:, : shape.top_k].contiguous()
     routed = (
@@ -101,26 +114,55 @@ def experts(shape: ExpertShape, num_rows: int) -> KernelCase:
         torch.rand(num_rows, shape.top_k, device="cuda"),
         slots,
     )
-    gate_up = normal(shape.num_experts, 2 * shape.size, shape.hidden) * shape.hidden**-0.5
-    down = normal(shape.num_experts, shape.hidden, shape.size) * shape.size**-0.5
-    mlps = [PlainMLP(*pair) for pair in zip(gate_up, down, strict=True)]
+    pairs = [
+        (stored(form, 2 * shape.size, shape.hidden), stored(form, shape.hidden, shape.size))
+        for _ in range(shape.num_experts)
+    ]
+    numbers = [PlainMLP(*(dequantised(each, torch.bfloat16) for each in pair)) for pair in pairs]
+    mlps = [make_mlp(*pair) for pair in pairs]
     weights = SlotWeights.of(mlps)
 
     def by_torch() -> Tensor:
-        return torch_experts.grouped_experts(*routed, mlps)
+        return torch_experts.grouped_experts(*routed, numbers)
 
     by_torch.waits = True  # type: ignore[attr-defined]  # it asks the device for the counts
-    expert_numbers = 3 * shape.hidden * shape.size
-    weight_bytes = len(set(slots.flatten().tolist())) * expert_numbers * NUMBER_BYTES
+    peers: dict[str, Callable[[], object]] = {}
+    if form == "bfloat16":
+        stacks = (
+            torch.stack([mlp.gate_up for mlp in numbers]),
+            torch.stack([mlp.down for mlp in numbers]),
+        )
+        peers = {"torch": by_torch, "grouped_mm": _by_grouped_mm(*routed, *stacks)}
+    weight_bytes = len(set(slots.flatten().tolist())) * mlps[0].nbytes
     return KernelCase(
         "grouped_experts",
-        f"{shape.model}, {num_rows} rows",
+        f"{shape.model}, {form}, {num_rows} rows",
         lambda: grouped_experts(*routed, weights),
         by_torch,
         num_bytes=weight_bytes + num_rows * shape.hidden * (NUMBER_BYTES + 4),
-        num_operations=2 * expert_numbers * slots.numel(),
-        peers={"torch": by_torch, "grouped_mm": _by_grouped_mm(*routed, gate_up, down)},
+        num_operations=6 * shape.hidden * shape.size * slots.numel(),
+        peers=peers,
     )
+
+
+def stored(form: str, num_out: int, num_in: int) -> StoredWeight:
+    """Draw a weight whose outputs are about as large as its inputs.
+
+    ``form`` is bfloat16, fp8 with a scale for 128 inputs, or mxfp4 of random codes.
+    """
+    numbers = normal(num_out, num_in) * num_in**-0.5
+    if form == "bfloat16":
+        return numbers
+    if form == "fp8":
+        groups = numbers.float().view(num_out, -1, 128)
+        scales = groups.abs().amax(dim=2, keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
+        codes = (groups / scales).to(torch.float8_e4m3fn).view(torch.uint8)
+        return Fp8Weight(codes.view(num_out, num_in), scales[:, :, 0], 128)
+    codes = torch.randint(0, 16, (num_out, num_in), device="cuda").to(torch.uint8)
+    levels = torch.tensor(LEVELS_OF_E2M1, dtype=torch.int8, device="cuda")
+    spread = 2.0 ** round(math.log2(num_in**-0.5 / levels.float().std().item()))
+    scales = torch.full((num_out, num_in // 32), spread, device="cuda")
+    return Int4Weight(codes, scales, None, levels, 32)
 
 
 def _by_grouped_mm(

@@ -1,6 +1,7 @@
 """A session on a GPU: the choice of benchmarks for a number of minutes, their results, what is carried there."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from moesaic.models.configuration.config import load_config
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.weights.checkpoint import Checkpoint
 from moesaic.models.weights.experts import load_expert
+from tests.fake_device.cuda import fake_device
+from tests.kernels.interpreted_bfloat16 import compute_bfloat16_as_a_gpu
 
 
 @given(
@@ -125,3 +128,18 @@ def test_the_wide_gpt_oss_is_a_checkpoint_that_loads(tmp_path: Path) -> None:
     numbers = dequantised(expert.gate_up, torch.float32)
     assert numbers.shape == (2 * 96, 128)
     assert 0.01 < numbers.std() < 0.1  # as wide as the weights of others
+
+
+@pytest.mark.parametrize("form", ["bfloat16", "fp8", "mxfp4"])
+def test_measured_kernels_give_the_results_of_their_references(form: str) -> None:
+    pytest.importorskip("triton", reason="triton is not installed")
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("kernels are compiled for the CUDA device here, not interpreted")
+    from benchmarks.kernels.cases import ExpertShape, experts
+
+    compute_bfloat16_as_a_gpu()
+    with fake_device():
+        case = experts(ExpertShape("tiny", 4, 2, 256, 128), 5, form)
+        assert case.relative_error() < 0.02
+        for peer in case.peers.values():
+            peer()
