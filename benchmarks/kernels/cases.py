@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from moesaic.brownout import split
 from moesaic.brownout.split import Level
 from moesaic.kernels import grouped_experts as torch_experts
-from moesaic.kernels.gated_mlp import PlainMLP, make_mlp
+from moesaic.kernels.gated_mlp import CodedMLP, PlainMLP, make_mlp
 from moesaic.kernels.kv_rows import store_grouped_reference
 from moesaic.kernels.paged_attention import paged_attention_reference
 from moesaic.kernels.paged_rows import KVLayout, PagedRows
@@ -118,9 +118,12 @@ def experts(shape: ExpertShape, num_rows: int, form: str = "bfloat16") -> Kernel
         (stored(form, 2 * shape.size, shape.hidden), stored(form, shape.hidden, shape.size))
         for _ in range(shape.num_experts)
     ]
-    numbers = [PlainMLP(*(dequantised(each, torch.bfloat16) for each in pair)) for pair in pairs]
+    numbers = [
+        PlainMLP(dequantised(first, torch.bfloat16), dequantised(second, torch.bfloat16))
+        for first, second in pairs
+    ]
     mlps = [make_mlp(*pair) for pair in pairs]
-    weights = SlotWeights.of(mlps)
+    weights = SlotWeights.of([mlp for mlp in mlps if isinstance(mlp, PlainMLP | CodedMLP)])
 
     def by_torch() -> Tensor:
         return torch_experts.grouped_experts(*routed, numbers)
@@ -150,7 +153,7 @@ def stored(form: str, num_out: int, num_in: int) -> StoredWeight:
 
     ``form`` is bfloat16, fp8 with a scale for 128 inputs, or mxfp4 of random codes.
     """
-    numbers = normal(num_out, num_in) * num_in**-0.5
+    numbers: Tensor = normal(num_out, num_in) * num_in**-0.5
     if form == "bfloat16":
         return numbers
     if form == "fp8":
@@ -160,7 +163,7 @@ def stored(form: str, num_out: int, num_in: int) -> StoredWeight:
         return Fp8Weight(codes.view(num_out, num_in), scales[:, :, 0], 128)
     codes = torch.randint(0, 16, (num_out, num_in), device="cuda").to(torch.uint8)
     levels = torch.tensor(LEVELS_OF_E2M1, dtype=torch.int8, device="cuda")
-    spread = 2.0 ** round(math.log2(num_in**-0.5 / levels.float().std().item()))
+    spread = math.ldexp(1.0, round(math.log2(num_in**-0.5 / levels.float().std().item())))
     scales = torch.full((num_out, num_in // 32), spread, device="cuda")
     return Int4Weight(codes, scales, None, levels, 32)
 
