@@ -38,7 +38,10 @@ def test_compose_accepts_every_combination_without_a_warning(
 
 
 @pytest.mark.parametrize("profile", WORKERS)
-def test_each_worker_computes_on_its_own_gpu_and_can_reach_the_memory_of_all(profile: str) -> None:
+def test_each_worker_computes_on_its_own_gpu_and_can_reach_the_memory_of_all(
+    profile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MOESAIC_TORCH_INDEX", raising=False)
     chosen = {"MOESAIC_ATTENTION_GPU": "2", "MOESAIC_EXPERT_GPU": "1", "MOESAIC_AGENT_GPU": "3"}
     shown = config(GPU, profile, chosen)
 
