@@ -81,8 +81,11 @@ async def all_of_other_kinds(bus: Bus, number: int) -> bool:
     command, *arguments = OTHER_KINDS[number]
     for _, name in await places(bus):
         name = bus.connection.key(name)
-        await bus.connection.client.delete(name)
-        await bus.connection.client.execute_command(command, name, *arguments)
+        # At once: a service may write the key as soon as it is gone.
+        async with bus.connection.client.pipeline(transaction=True) as both:
+            both.delete(name)
+            both.execute_command(command, name, *arguments)
+            await both.execute()
     return number + 1 < len(OTHER_KINDS)
 
 
