@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -124,6 +125,7 @@ class _Patches:
             "empty_cache": lambda: None,
             "get_device_name": lambda device=None: "fake device",
             "get_device_capability": lambda device=None: (9, 0),
+            "get_device_properties": lambda device=None: SimpleNamespace(multi_processor_count=132),
             "is_current_stream_capturing": lambda: False,
         }
         for name, value in names.items():
