@@ -32,7 +32,7 @@ import os
 for pid in filter(str.isdigit, os.listdir("/proc")):
     try:
         command = open(f"/proc/{pid}/cmdline").read().replace(chr(0), " ")
-        os.listdir(f"/proc/{pid}/root/run/secrets")
+        os.listdir(os.path.join("/proc", pid, "root", "run", "secrets"))
     except OSError:
         continue
     print(command)

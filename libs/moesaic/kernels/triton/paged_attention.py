@@ -253,8 +253,17 @@ def _attend_kernel(
     tl.store(into + where, (total / weight[:, None]).to(into.dtype.element_ty), mask=store)
 
 
+@triton.jit
+def _piece_size(length, least, most_pieces):
+    """Return the keys of each piece of sequences: ``least``, doubled until ``most_pieces`` hold a sequence."""
+    size = length * 0 + least
+    for _ in tl.static_range(16):
+        size = tl.where(size * most_pieces < length, 2 * size, size)
+    return size
+
+
 @triton.jit(
-    do_not_specialize=["max_rows", "max_pieces", "piece_keys"],
+    do_not_specialize=["max_rows", "max_pieces", "least", "most_pieces"],
     do_not_specialize_on_alignment=_TABLES,
 )
 def _merge_kernel(
@@ -267,7 +276,8 @@ def _merge_kernel(
     lengths,
     max_rows,
     max_pieces,
-    piece_keys,
+    least,
+    most_pieces,
     NUM_HEADS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     VALUES: tl.constexpr,
@@ -280,7 +290,9 @@ def _merge_kernel(
     count = tl.load(num_rows + sequence)
     if row >= count:
         return
-    position = tl.load(lengths + sequence) - count + row
+    length = tl.load(lengths + sequence)
+    size = _piece_size(length, least, most_pieces)
+    position = length - count + row
     at = (tl.program_id(0).to(tl.int64) * NUM_HEADS + head) * max_pieces
     value = tl.arange(0, VALUES)
     real = value < VALUE_DIM
@@ -290,7 +302,7 @@ def _merge_kernel(
     if SINKS:
         largest = tl.load(sinks + head) * LOG2_E
         weight = 1.0
-    for piece in range(_first_key(position, WINDOW) // piece_keys, position // piece_keys + 1):
+    for piece in range(_first_key(position, WINDOW) // size, position // size + 1):
         score = tl.load(piece_scores + at + piece)
         attended = tl.load(pieces + (at + piece) * VALUE_DIM + value, mask=real, other=0.0)
         now = tl.maximum(largest, score)
@@ -321,7 +333,6 @@ def paged_attention(
     assert out.is_contiguous()
     if not num_sequences:
         return
-    has_sinks, sinks = sinks is not None, out if sinks is None else sinks.contiguous()
     num_pairs = rows.max_rows * (num_heads // layout.num_kv_heads)
     shape = launch_shape(num_pairs, layout, queries.dtype)
     tiles = triton.cdiv(num_pairs, shape["TILE_ROWS"])
@@ -338,25 +349,17 @@ def paged_attention(
     # Not touched unless split.
     pieces = piece_scores = out
     if split:
-        num_places = num_sequences * rows.max_rows * num_heads * num_pieces
-        pieces = queries.new_empty(num_places, layout.value_dim, dtype=torch.float32)
-        piece_scores = queries.new_empty(num_places, dtype=torch.float32)
-    tables = (rows.first_rows, rows.num_rows, rows.lengths)
-    common = {
-        "NUM_HEADS": num_heads,
-        "VALUE_DIM": layout.value_dim,
-        "VALUES": shape["VALUES"],
-        "WINDOW": window or 0,
-        "SINKS": has_sinks,
-    }
+        pieces, piece_scores = scratch(queries, rows, layout.value_dim, num_pieces)
     _attend_kernel[(num_sequences * layout.num_kv_heads, tiles, num_pieces)](
         queries,
         cached,
         out,
-        sinks,
+        out if sinks is None else sinks.contiguous(),
         pieces,
         piece_scores,
-        *tables,
+        rows.first_rows,
+        rows.num_rows,
+        rows.lengths,
         rows.block_tables,
         queries.stride(0),
         queries.stride(1),
@@ -365,27 +368,73 @@ def paged_attention(
         num_pieces,
         piece_keys,
         scale * LOG2_E.value,
+        NUM_HEADS=num_heads,
         NUM_KV_HEADS=layout.num_kv_heads,
         KEY_DIM=layout.key_dim,
+        VALUE_DIM=layout.value_dim,
         VALUE_COLUMN=layout.value_column,
         SHARED=layout.value_column == 0,
         CACHED_STRIDE=cached.stride(0),
         BLOCK_SIZE=block_size,
+        WINDOW=window or 0,
+        SINKS=sinks is not None,
         SPLIT=split,
-        **{**shape, **common},
+        **shape,
     )
     if split:
-        _merge_kernel[(num_sequences * rows.max_rows, num_heads)](
-            pieces,
-            piece_scores,
-            out,
-            sinks,
-            *tables,
-            rows.max_rows,
-            num_pieces,
-            piece_keys,
-            **common,
-        )
+        merge(pieces, piece_scores, out, sinks, rows, window, piece_keys, num_pieces)
+
+
+def scratch(
+    queries: Tensor, rows: PagedRows, value_dim: int, num_pieces: int
+) -> tuple[Tensor, Tensor]:
+    """Take memory for pieces float32 ``[B * rows, heads, num_pieces, value_dim]``, and for their scores."""
+    shape = len(rows.lengths) * rows.max_rows, queries.shape[1], num_pieces
+    pieces = queries.new_empty(*shape, value_dim, dtype=torch.float32)
+    return pieces, queries.new_empty(shape, dtype=torch.float32)
+
+
+def merge(
+    pieces: Tensor,
+    piece_scores: Tensor,
+    out: Tensor,
+    sinks: Tensor | None,
+    rows: PagedRows,
+    window: int | None,
+    least: int,
+    most_pieces: int,
+) -> None:
+    """Merge what rows attended to, piece by piece.
+
+    Args:
+        pieces: from ``scratch``, filled.
+        piece_scores: likewise, of base two.
+        out: ``[T, heads, value_dim]``, to fill.
+        sinks: float32 ``[heads]``; None: there are none.
+        rows: the rows.
+        window: keys that a row sees; None: all.
+        least: keys of a piece, doubled until ``most_pieces`` hold the sequence.
+        most_pieces: see there.
+    """
+    num_places, num_heads, num_pieces, value_dim = pieces.shape
+    _merge_kernel[(num_places, num_heads)](
+        pieces,
+        piece_scores,
+        out,
+        out if sinks is None else sinks.contiguous(),
+        rows.first_rows,
+        rows.num_rows,
+        rows.lengths,
+        rows.max_rows,
+        num_pieces,
+        least,
+        most_pieces,
+        NUM_HEADS=num_heads,
+        VALUE_DIM=value_dim,
+        VALUES=_padded(value_dim),
+        WINDOW=window or 0,
+        SINKS=sinks is not None,
+    )
 
 
 def best_pieces(programs: int, keys: int, num_multiprocessors: int) -> int:

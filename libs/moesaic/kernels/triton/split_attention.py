@@ -11,7 +11,6 @@
 #   Reference  moesaic.kernels.paged_attention.paged_attention_reference.
 """Paged attention for CUDA: the choice of the launch, and that of few rows to many keys."""
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -25,21 +24,13 @@ from moesaic.kernels.triton.paged_attention import (
     _attend_keys,
     _columns,
     _first_key,
+    _piece_size,
     launch_shape,
 )
 from moesaic.kernels.triton.shared_memory import num_multiprocessors
 
 _PROGRAMS_PER_SM = 4
 _TABLES = ["first_rows", "num_rows", "lengths"]
-
-
-@triton.jit
-def _piece_size(length, SPLIT: tl.constexpr, MAX_PIECES: tl.constexpr):
-    """Return the keys of each piece of sequences: ``SPLIT``, doubled until ``MAX_PIECES`` hold a sequence."""
-    size = length * 0 + SPLIT
-    for _ in tl.static_range(16):
-        size = tl.where(size * MAX_PIECES < length, 2 * size, size)
-    return size
 
 
 @triton.jit(
@@ -137,57 +128,6 @@ def _attend_pieces_kernel(
             tl.store(pieces + at[:, None] * VALUE_DIM + value, total / weight[:, None], mask=store)
 
 
-@triton.jit(do_not_specialize=["max_rows", "max_pieces"], do_not_specialize_on_alignment=_TABLES)
-def _merge_pieces_kernel(
-    pieces,
-    piece_scores,
-    out,
-    sinks,
-    first_rows,
-    num_rows,
-    lengths,
-    max_rows,
-    max_pieces,
-    NUM_HEADS: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    VALUES: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SINKS: tl.constexpr,
-    SPLIT: tl.constexpr,
-    MAX_PIECES: tl.constexpr,
-):
-    sequence = tl.program_id(0) // max_rows
-    row = tl.program_id(0) % max_rows
-    head = tl.program_id(1)
-    count = tl.load(num_rows + sequence)
-    if row >= count:
-        return
-    length = tl.load(lengths + sequence)
-    size = _piece_size(length, SPLIT, MAX_PIECES)
-    position = length - count + row
-    at = (tl.program_id(0).to(tl.int64) * NUM_HEADS + head) * max_pieces
-    value = tl.arange(0, VALUES)
-    real = value < VALUE_DIM
-    total = tl.zeros((VALUES,), tl.float32)
-    largest = float("-inf")
-    weight = 0.0
-    if SINKS:
-        largest = tl.load(sinks + head) * LOG2_E
-        weight = 1.0
-    for piece in range(_first_key(position, WINDOW) // size, position // size + 1):
-        score = tl.load(piece_scores + at + piece)
-        attended = tl.load(pieces + (at + piece) * VALUE_DIM + value, mask=real, other=0.0)
-        now = tl.maximum(largest, score)
-        shrink = tl.exp2(largest - now)
-        share = tl.exp2(score - now)
-        total = total * shrink + attended * share
-        weight = weight * shrink + share
-        largest = now
-    token = (tl.load(first_rows + sequence) + row).to(tl.int64)
-    where = (token * NUM_HEADS + head) * VALUE_DIM + value
-    tl.store(out + where, (total / weight).to(out.dtype.element_ty), mask=real)
-
-
 def paged_attention(
     queries: Tensor,
     cached: Tensor,
@@ -211,25 +151,17 @@ def paged_attention(
     num_pairs = rows.max_rows * (num_heads // layout.num_kv_heads)
     shape = launch_shape(num_pairs, layout, queries.dtype)
     tiles = triton.cdiv(num_pairs, shape["TILE_ROWS"])
-    num_places = num_sequences * rows.max_rows * num_heads * max_pieces
-    pieces = queries.new_empty(num_places, layout.value_dim, dtype=torch.float32)
-    piece_scores = queries.new_empty(num_places, dtype=torch.float32)
-    tables = (rows.first_rows, rows.num_rows, rows.lengths)
-    common = {
-        "NUM_HEADS": num_heads,
-        "VALUE_DIM": layout.value_dim,
-        "VALUES": shape["VALUES"],
-        "WINDOW": window or 0,
-        "SPLIT": attention_pieces.least_keys(layout.value_dim),
-        "MAX_PIECES": attention_pieces.MAX_PIECES,
-    }
+    pieces, piece_scores = whole.scratch(queries, rows, layout.value_dim, max_pieces)
+    least = attention_pieces.least_keys(layout.value_dim)
     items = num_sequences * max_pieces * layout.num_kv_heads * tiles
     _attend_pieces_kernel[(min(items, _PROGRAMS_PER_SM * num_multiprocessors()),)](
         queries,
         cached,
         pieces,
         piece_scores,
-        *tables,
+        rows.first_rows,
+        rows.num_rows,
+        rows.lengths,
         rows.block_tables,
         queries.stride(0),
         queries.stride(1),
@@ -239,24 +171,18 @@ def paged_attention(
         rows.max_rows,
         max_pieces,
         scale * LOG2_E.value,
+        NUM_HEADS=num_heads,
         NUM_KV_HEADS=layout.num_kv_heads,
         KEY_DIM=layout.key_dim,
+        VALUE_DIM=layout.value_dim,
         VALUE_COLUMN=layout.value_column,
         SHARED=layout.value_column == 0,
         CACHED_STRIDE=cached.stride(0),
         BLOCK_SIZE=block_size,
+        WINDOW=window or 0,
+        SPLIT=least,
+        MAX_PIECES=attention_pieces.MAX_PIECES,
         SEQUENCES=max(16, triton.next_power_of_2(num_sequences)),
-        **{**shape, **common},
+        **shape,
     )
-    has_sinks, sinks = sinks is not None, out if sinks is None else sinks.contiguous()
-    _merge_pieces_kernel[(num_sequences * rows.max_rows, num_heads)](
-        pieces,
-        piece_scores,
-        out,
-        sinks,
-        *tables,
-        rows.max_rows,
-        max_pieces,
-        SINKS=has_sinks,
-        **common,
-    )
+    whole.merge(pieces, piece_scores, out, sinks, rows, window, least, attention_pieces.MAX_PIECES)
