@@ -139,7 +139,7 @@ async def test_later_steps_compile_nothing_more(
     names = {key.partition(" ")[0] for key in warmed}
     assert {
         "_attend_kernel",
-        "_merge_pieces_kernel",
+        "_merge_kernel",
         "_add_rms_norm_kernel",
         "_down_kernel",
     } <= names
