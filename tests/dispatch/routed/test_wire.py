@@ -212,6 +212,35 @@ async def over_rings(cluster: Any, slots: list[list[int]], wire: WireDtype) -> A
 
 @pytest.mark.skipif(library() is None, reason="no C compiler")
 @pytest.mark.parametrize("wire", ["own", "int8"])
+async def test_bfloat16_rows_are_sent_by_c_with_the_bits_of_python(
+    cluster: Any, unlinked_cluster: Any, tiny_model: Any, wire: WireDtype
+) -> None:
+    batches = [(hidden(rows, rows).to(BF16), layer) for rows in (1, 64) for layer in (0, 1)]
+    async with cluster(tiny_model, 3, wire=wire, dtype=BF16) as c:
+        c.put_in_force(c.placement(1, *THIRDS))
+        python = [await dispatched(c, rows, layer) for rows, layer in batches]
+
+    made = unlinked_cluster(tiny_model, 3, dtype=BF16)
+    async with over_rings(made, THIRDS, wire) as rings:
+        begun: list[object] = []
+        native_begin = rings.cluster.routed.native.begin
+
+        def begin(*arguments: Any) -> object:
+            begun.append(native_begin(*arguments))
+            return begun[-1]
+
+        rings.cluster.routed.native.begin = begin
+        native = [await rings.dispatched(rows, layer) for rows, layer in batches]
+
+    assert None not in begun
+    assert len(begun) == len(batches)
+    for got, expected in zip(native, python, strict=True):
+        assert got.dtype == BF16
+        assert torch.equal(got.view(torch.int16), expected.view(torch.int16))
+
+
+@pytest.mark.skipif(library() is None, reason="no C compiler")
+@pytest.mark.parametrize("wire", ["own", "int8"])
 @pytest.mark.parametrize("slots", [[EVERYTHING], HALVES, THIRDS])
 async def test_native_exchanges_have_the_bits_of_python(
     cluster: Any, unlinked_cluster: Any, tiny_model: Any, slots: list[list[int]], wire: WireDtype

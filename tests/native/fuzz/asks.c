@@ -47,6 +47,9 @@ static void add_plainly(const struct exchange *x, struct message m, float *node)
             float value, scale;
             if (x->ask.code == FRAME_FLOAT32) {
                 memcpy(&value, m.bytes + start + 4 * (row * hidden + i), 4);
+            } else if (x->ask.code == FRAME_BFLOAT16) {
+                value = 0;
+                memcpy((uint8_t *)&value + 2, m.bytes + start + 2 * (row * hidden + i), 2);
             } else {
                 const int64_t at = start + row * (hidden + SCALE_BYTES);
                 memcpy(&scale, m.bytes + at + hidden, 4);

@@ -71,9 +71,12 @@ static struct message frame_with_rows(const struct exchange *x, struct frame_hea
     struct message m = frame_of(head);
     const int64_t rows = head->tensors[0].rows, hidden = x->ask.hidden;
     uint8_t *to = m.bytes + head->tensors[0].start;
-    for (int64_t i = 0; i < rows * hidden && x->ask.code == FRAME_FLOAT32; i++) {
+    for (int64_t i = 0; i < rows * hidden && x->ask.code != FRAME_INT8; i++) {
         const float number = any_float();
-        memcpy(to + 4 * i, &number, 4);
+        if (x->ask.code == FRAME_FLOAT32)
+            memcpy(to + 4 * i, &number, 4);
+        else
+            memcpy(to + 2 * i, (const uint8_t *)&number + 2, 2);  // its upper half
     }
     for (int64_t row = 0; row < rows && x->ask.code == FRAME_INT8; row++) {
         const float scale = any_float();
@@ -156,7 +159,7 @@ static void make_request(const struct exchange *x, int call) {
     if (x->ask.code == FRAME_INT8)
         pack_int8_rows(a->rows, a->count, x->ask.hidden, (int8_t *)to);
     else
-        memcpy(to, a->rows, (size_t)(a->count * x->ask.hidden) * 4);
+        memcpy(to, a->rows, (size_t)(a->count * x->ask.hidden) * (x->ask.code == FRAME_FLOAT32 ? 4 : 2));
     memcpy(m.bytes + head.tensors[1].start, a->basis, (size_t)(a->basis_rows * a->basis_size) * 8);
     uint8_t *body = m.bytes + head.body_start;
     if (p) *(int32_t *)body = (int32_t)p->num_levels;
@@ -200,13 +203,24 @@ static void promise(struct exchange *x) {
     memset(a->degraded, 0, (size_t)a->count * 4);
 }
 
+// Memory of exactly as many numbers as travel, so that none behind them is read.
+static const void *any_rows(int64_t code, int64_t count) {
+    float *numbers = any_floats(count);
+    if (code != FRAME_BFLOAT16) return numbers;
+    uint16_t *halves = exact(count * 2);
+    memcpy(halves, numbers, (size_t)count * 2);
+    free(numbers);
+    return halves;
+}
+
 void make_exchange(struct exchange *x, uint64_t seq) {
+    static const int64_t codes[] = {FRAME_FLOAT32, FRAME_BFLOAT16, FRAME_INT8};
     const int64_t count = one_in(8) ? 64 : between(1, 6), hidden = between(1, 40);
     const int64_t workers = between(1, 4), basis_size = between(2, 5);
     *x = (struct exchange){
         .ask = {.num_workers = workers, .epoch = any(), .layer = (int32_t)any(), .hidden = hidden,
                 .max_rows = 64, .max_cols = 4096, .max_bytes = one_in(8) ? 400 : 1 << 20,
-                .code = one_in(2) ? FRAME_FLOAT32 : FRAME_INT8, .basis_size = basis_size},
+                .code = codes[below(3)], .basis_size = basis_size},
         .asked = {.id_low = any(), .id_high = any(), .seq = seq | 1ull << CALLS_FROM,
                   .count = count, .basis_rows = between(1, 2), .basis_size = basis_size}};
     struct asked *a = &x->asked;
@@ -215,7 +229,7 @@ void make_exchange(struct exchange *x, uint64_t seq) {
     others[0] = caller.sides[0], a->others = others, a->num_others = one_in(2);
     int64_t *basis = own(x, exact(a->basis_rows * basis_size * 8));
     scramble(basis, a->basis_rows * basis_size * 8);
-    a->rows = own(x, any_floats(count * hidden)), a->basis = x->ask.basis = basis;
+    a->rows = own(x, (void *)any_rows(x->ask.code, count * hidden)), a->basis = x->ask.basis = basis;
     a->out = own(x, exact(count * hidden * 4));
     if (a->basis_rows == 2) a->loads = own(x, exact(workers * 8));
     if (x->ask.node_of[x->ask.num - 1]) a->node_sum = own(x, exact(count * hidden * 4));

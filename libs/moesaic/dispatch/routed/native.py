@@ -30,6 +30,7 @@ from moesaic.transport.tensor_table import CODE_OF_DTYPE
 
 DONE = 0  # of ask_finish
 ANSWERS = (FrameKind.REPLY, FrameKind.ERROR)
+ROW_DTYPES = (torch.float32, torch.bfloat16)  # of rows that C functions send
 POLL_S = 0.0005  # for answers that come to Python
 ROWS_PER_TIMEOUT = 512  # a larger batch may take longer, in proportion
 
@@ -54,9 +55,9 @@ class RouteAsks:
 
 
 def plan_asks(
-    route: Route, limits: FrameLimits, hidden_size: int, wire: WireDtype
+    route: Route, limits: FrameLimits, hidden_size: int, travels_as: torch.dtype
 ) -> RouteAsks | None:
-    """Prepare the layers of a route, whose float32 rows travel as ``wire`` says.
+    """Prepare the layers of a route; rows travel as float32, bfloat16, or int8 with scales.
 
     Returns:
         ``None`` if some link has no channel: then Python asks.
@@ -69,7 +70,7 @@ def plan_asks(
     if any(len(indices) > lib().most_asked() for indices in route.targets.values()):
         return None
     asks = {
-        layer: _plan_layer(route, layer, limits, hidden_size, wire, channels)
+        layer: _plan_layer(route, layer, limits, hidden_size, travels_as, channels)
         for layer in sorted(route.targets)
     }
     return RouteAsks(asks, (AskArgs * len(asks))(*(ask.c for ask in asks.values())))
@@ -80,7 +81,7 @@ def _plan_layer(
     layer: int,
     limits: FrameLimits,
     hidden_size: int,
-    wire: WireDtype,
+    travels_as: torch.dtype,
     channels: dict[int, Channel],
 ) -> LayerAsk:
     indices, basis = route.targets[layer], route.encoded[layer]
@@ -102,7 +103,7 @@ def _plan_layer(
         max_rows=limits.max_rows,
         max_cols=limits.max_cols,
         max_bytes=limits.max_bytes,
-        code=CODE_OF_DTYPE[torch.int8 if wire == "int8" else torch.float32],
+        code=CODE_OF_DTYPE[travels_as],
         basis=basis.data_ptr(),
         basis_size=basis.shape[1],
         usual=usual.mean.data_ptr() if usual else None,
@@ -129,31 +130,39 @@ class NativeAsking:
         # Only some event loops sleep in C: it is known once the network is there.
         self._network = network if network.bell >= 0 else None
         self._timeout_s, self._seq = timeout_s, NATIVE_SEQ
-        self._asks: dict[Route, RouteAsks | None] = {}  # of the last route
+        # Of the last route
+        self._asks: dict[tuple[Route, torch.dtype], RouteAsks | None] = {}
 
     def patience_s(self, num_rows: int) -> float:
         """The longest wait for the replies to a batch."""
         return self._timeout_s * max(1.0, num_rows / ROWS_PER_TIMEOUT)
 
-    def asks_of(self, route: Route, hidden_size: int) -> RouteAsks | None:
-        """Prepare a route; ``None`` if Python has to ask."""
-        if self._network is None or not route.usable:
+    def asks_of(
+        self, route: Route, hidden_size: int, dtype: torch.dtype = torch.float32
+    ) -> RouteAsks | None:
+        """Prepare a route for rows of ``dtype``; ``None`` if Python has to ask."""
+        if self._network is None or not route.usable or dtype not in ROW_DTYPES:
             return None
-        if route not in self._asks:
+        travels_as = torch.int8 if self._wire == "int8" else dtype
+        key = route, travels_as
+        if key not in self._asks:
             limits = FrameLimits.of_hidden_size(hidden_size)
-            self._asks = {route: plan_asks(route, limits, hidden_size, self._wire)}
-        return self._asks[route]
+            self._asks = {key: plan_asks(route, limits, hidden_size, travels_as)}
+        return self._asks[key]
 
     def begin(self, step: RoutedStep, batch: AskedBatch) -> "SentBatch | None":
         """Send a batch now; None: it is not plain, or some worker has no channel."""
         rows, promised = batch.rows, batch.promised
-        if batch.routing is not None or batch.parcels or rows.dtype != torch.float32:
+        if batch.routing is not None or batch.parcels:
             return None
         if promised is not None and promised.degraded.is_cuda:
             return None
-        asks = self.asks_of(step.route, rows.shape[1])
+        asks = self.asks_of(step.route, rows.shape[1], rows.dtype)
         if asks is None or self._network is None:
             return None
+        if self._wire == "int8":
+            # Packed where they are sent.
+            rows = rows.float()
         ask, seq = asks.by_layer[batch.layer], self._seq
         self._seq += ask.c.num
         unsettled = _Unsettled(ask, step.step_id, seq, self.patience_s(len(rows)))
@@ -278,12 +287,12 @@ class SentBatch:
         network: Network,
         promised: PromisedRows | None = None,
     ) -> None:
-        """Send the rows, float32 ``[T, H]``, contiguous."""
+        """Send the rows ``[T, H]``, contiguous: bfloat16 if they travel so, else float32."""
         ask = unsettled.ask
         self._unsettled, self._network, self._under_way = unsettled, network, True
         self._kernels = lib()
-        self.out = torch.empty_like(rows)
-        node_sum = torch.empty_like(rows) if ask.num_nodes > 1 else None
+        self.out = torch.empty_like(rows, dtype=torch.float32)
+        node_sum = torch.empty_like(self.out) if ask.num_nodes > 1 else None
         self._kept = rows, node_sum, promised
         low, high = _halves(unsettled.step_id)
         self._c = AskedArgs(

@@ -193,7 +193,7 @@ struct ask {
     uint64_t epoch;
     int64_t layer, hidden;
     int64_t max_rows, max_cols, max_bytes;  // of a reply
-    int64_t code;          // of rows and sums, as in frames: float32, or int8 [T, H + 4]
+    int64_t code;          // of rows and sums, as in frames: float32, bfloat16, or int8 [T, H + 4]
     const int64_t *basis;  // [basis_size]: the policy's code, then the live workers
     int64_t basis_size;
     // Where the policy counts work that is under way: the mean loads of past batches, 1 if there are
@@ -206,7 +206,7 @@ struct ask {
 struct asked {
     uint64_t id_low, id_high;  // of the step
     uint64_t seq;              // of the first call; the others follow
-    const float *rows;         // [count, H]
+    const void *rows;          // [count, H], bfloat16 if they travel so, else float32
     const int64_t *basis;      // [basis_rows, basis_size]
     int64_t count, basis_rows, basis_size;
     float *out, *node_sum;  // [count, H]; the latter for several nodes

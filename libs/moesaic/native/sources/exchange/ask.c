@@ -35,6 +35,10 @@ static int64_t columns_of(const struct ask *ask) {
     return ask->hidden + (ask->code == FRAME_INT8 ? SCALE_BYTES : 0);
 }
 
+static int64_t row_bytes(const struct ask *ask) {
+    return columns_of(ask) * (ask->code == FRAME_FLOAT32 ? 4 : ask->code == FRAME_BFLOAT16 ? 2 : 1);
+}
+
 static void fill(struct frame_head *head, const struct ask *ask, const struct asked *asked) {
     *head = (struct frame_head){.kind = FRAME_REQUEST,
                                 .num_tensors = 2,
@@ -75,7 +79,7 @@ EXPORT int ask_begin(const struct ask *ask, struct asked *asked) {
                            (int8_t *)to + head.tensors[0].start);
         else
             memcpy(to + head.tensors[0].start, asked->rows,
-                   (size_t)(asked->count * ask->hidden) * sizeof(float));
+                   (size_t)(asked->count * row_bytes(ask)));
         memcpy(to + head.tensors[1].start, asked->basis,
                (size_t)(asked->basis_rows * asked->basis_size) * sizeof(int64_t));
         write_promises(to + head.body_start, asked->promises, asked->count);
@@ -208,10 +212,78 @@ static void answer_others(const struct asked *asked) {
     }
 }
 
+static void add_part(float *sum, const float *part, int64_t count) {
+    for (int64_t i = 0; i < count; i++) sum[i] += part[i];
+}
+
+// A bfloat16 is the upper half of a float32.
+static void add_bfloat16_part(float *sum, const uint16_t *part, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        const uint32_t bits = (uint32_t)part[i] << 16;
+        float value;
+        memcpy(&value, &bits, sizeof value);
+        sum[i] += value;
+    }
+}
+
+// A sum begins with zeros, so not even the sign of a zero depends on its parts.
+static void begin_sum(float *sum, const float *part, int64_t count) {
+    for (int64_t i = 0; i < count; i++) sum[i] = 0.0f + part[i];
+}
+
+static void add_reply(const struct ask *ask, const struct asked *asked, const struct reply *reply,
+                      float *sum, int begun) {
+    const int64_t count = asked->count * ask->hidden;
+    const uint8_t *part = reply->message + reply->head.tensors[0].start;
+    if (ask->code == FRAME_FLOAT32) {
+        (begun ? add_part : begin_sum)(sum, (const float *)part, count);
+        return;
+    }
+    if (!begun) memset(sum, 0, (size_t)count * sizeof(float));
+    if (ask->code == FRAME_BFLOAT16)
+        add_bfloat16_part(sum, (const uint16_t *)part, count);
+    else
+        add_int8_rows(sum, (const int8_t *)part, asked->count, ask->hidden);
+}
+
+// The sum of the replies up to `next`, in the order of moesaic.dispatch.sum_order: node by node, workers of a
+// node first. `begun`: the sum has a part; `node_begun`: so has that of the node.
+struct sum {
+    int64_t next;
+    int begun, node_begun;
+};
+
+static void add_next(const struct ask *ask, const struct asked *asked, const struct reply *replies,
+                     struct sum *sum) {
+    const int64_t count = asked->count * ask->hidden, n = sum->next++;
+    const int one_node = ask->node_of[0] == ask->node_of[ask->num - 1], is_last = n == ask->num - 1;
+    const struct reply *reply = &replies[ask->order[n]];
+    float *to = one_node ? asked->out : asked->node_sum;
+    if (reply->head.tensors[0].rows) {
+        add_reply(ask, asked, reply, to, sum->node_begun);
+        sum->node_begun = 1;
+    }
+    if (!one_node && sum->node_begun && (is_last || ask->node_of[n] != ask->node_of[n + 1])) {
+        (sum->begun ? add_part : begin_sum)(asked->out, to, count);
+        sum->begun = 1, sum->node_begun = 0;
+    }
+    if (is_last && !sum->begun && !sum->node_begun) memset(asked->out, 0, (size_t)count * sizeof(float));
+}
+
+// Adds replies up to the first one that is missing: while others are computed, these cost no time.
+static void add_what_came(const struct ask *ask, struct asked *asked, const struct reply *replies,
+                          struct sum *sum) {
+    const int64_t started = now_ns();
+    while (sum->next < ask->num && replies[ask->order[sum->next]].state == PART)
+        add_next(ask, asked, replies, sum);
+    asked->sum_ns += now_ns() - started;
+}
+
 static int wait_for(const struct ask *ask, struct asked *asked, struct reply *replies, int bell) {
     static _Thread_local int64_t looked;
     const int64_t began = now_ns();
     int64_t last = -1;
+    struct sum sum = {0};
     if (began - looked > LOOK_AT_OTHERS_NS) looked = began, answer_others(asked);
     for (;;) {
         int missing = 0, broken = 0;
@@ -224,6 +296,7 @@ static int wait_for(const struct ask *ask, struct asked *asked, struct reply *re
             missing += replies[i].state == AWAITED;
             broken |= channel_of(ask, i)->broken;
         }
+        add_what_came(ask, asked, replies, &sum);
         if (!missing) {
             for (int64_t i = 0; i < ask->num; i++) channel_of(ask, i)->comes_last = i == last;
             return DONE;
@@ -234,47 +307,6 @@ static int wait_for(const struct ask *ask, struct asked *asked, struct reply *re
         if (sleep_on(ask, asked, replies, bell, asked->deadline_ns - now)) return RARE;
         answer_others(asked);
     }
-}
-
-static void add_part(float *sum, const float *part, int64_t count) {
-    for (int64_t i = 0; i < count; i++) sum[i] += part[i];
-}
-
-// A sum begins with zeros, so not even the sign of a zero depends on its parts.
-static void begin_sum(float *sum, const float *part, int64_t count) {
-    for (int64_t i = 0; i < count; i++) sum[i] = 0.0f + part[i];
-}
-
-static void add_reply(const struct ask *ask, const struct asked *asked, const struct reply *reply,
-                      float *sum, int begun) {
-    const int64_t count = asked->count * ask->hidden;
-    const uint8_t *part = reply->message + reply->head.tensors[0].start;
-    if (ask->code == FRAME_INT8) {
-        if (!begun) memset(sum, 0, (size_t)count * sizeof(float));
-        add_int8_rows(sum, (const int8_t *)part, asked->count, ask->hidden);
-    } else {
-        (begun ? add_part : begin_sum)(sum, (const float *)part, count);
-    }
-}
-
-// Node by node, workers of a node first: the order of moesaic.dispatch.sum_order.
-static void add_up(const struct ask *ask, const struct asked *asked, const struct reply *replies) {
-    const int64_t count = asked->count * ask->hidden;
-    const int one_node = ask->node_of[0] == ask->node_of[ask->num - 1];
-    float *sum = one_node ? asked->out : asked->node_sum;
-    int begun = 0, node_begun = 0;
-    for (int64_t n = 0; n < ask->num; n++) {
-        const struct reply *reply = &replies[ask->order[n]];
-        if (reply->head.tensors[0].rows) {
-            add_reply(ask, asked, reply, sum, node_begun);
-            node_begun = 1;
-        }
-        const int ends = n == ask->num - 1 || ask->node_of[n] != ask->node_of[n + 1];
-        if (one_node || !ends || !node_begun) continue;
-        (begun ? add_part : begin_sum)(asked->out, sum, count);
-        begun = 1, node_begun = 0;
-    }
-    if (!(one_node ? node_begun : begun)) memset(asked->out, 0, (size_t)count * sizeof(float));
 }
 
 static int agree(const struct ask *ask, const struct reply *replies) {
@@ -297,13 +329,12 @@ static void count_degraded(const struct asked *asked, const struct reply *reply)
 EXPORT int ask_finish(const struct ask *ask, struct asked *asked, int bell) {
     struct reply replies[MOST_ASKED] = {0};
     const int64_t started = now_ns();
-    asked->slowest_ns = 0;
+    asked->slowest_ns = asked->sum_ns = 0;
     for (int64_t i = 0; i < ask->num; i++) look_at_kept(ask, asked, i, &replies[i]);
     int outcome = wait_for(ask, asked, replies, bell);
-    const int64_t came = now_ns();
+    asked->wait_ns = now_ns() - started - asked->sum_ns;
     if (outcome == DONE && !agree(ask, replies)) outcome = RARE;
     if (outcome == DONE) {
-        add_up(ask, asked, replies);
         if (asked->promises) count_degraded(asked, &replies[0]);
         if (asked->basis_rows == 2)
             memcpy(asked->loads, replies[0].message + replies[0].head.tensors[1].start,
@@ -320,6 +351,5 @@ EXPORT int ask_finish(const struct ask *ask, struct asked *asked, int bell) {
             channel_release(ask->channels[i]);
     }
     if (outcome == DONE) ask_end(ask);
-    asked->wait_ns = came - started, asked->sum_ns = now_ns() - came;
     return outcome;
 }
