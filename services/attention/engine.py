@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import structlog
+import torch
 
 from moesaic.classification.forms import MAX_LABELS
+from moesaic.dispatch.substitution import Degrading, LoadedSubstitution
 from moesaic.dispatch.tracing import StepTracer
 from moesaic.engine.engine import Engine, TellBlocks
 from moesaic.engine.sequences.blocks import blocks_for
@@ -17,7 +19,15 @@ from moesaic.engine.shortcuts import Shortcut
 from moesaic.engine.steps.admission import EngineLimits
 from moesaic.engine.steps.sweeps import MOST_SWEEPS
 from moesaic.engine.thread import EngineThread
-from moesaic.kernels.warm_up import WARMING, within_memory
+from moesaic.errors import InUse
+from moesaic.kernels.warm_up import (
+    MOST_ROWS,
+    WARMING,
+    half_promised,
+    row_counts,
+    warming,
+    within_memory,
+)
 from moesaic.messages.brownout import BrownoutPolicy
 from moesaic.messages.performance import LoadReport
 from moesaic.models.configuration.config import ModelConfig
@@ -112,6 +122,26 @@ async def warm_up(worker: WorkerParts, mode: Mode) -> None:
         await worker.thread.run(
             warm_up_decoder(worker.decoder, mode.experts, most_rows, most_sequences, BLOCK_SIZE)
         )
+
+
+def warm_up_degraded(worker: WorkerParts, degrading: Degrading, loaded: LoadedSubstitution) -> None:
+    """Run the kernels of later degraded steps once, on a thread that may compute beside the engine's.
+
+    Without memory for it, they are compiled when such a step comes.
+    """
+    settings, decoder, device = worker.settings, worker.decoder, worker.device
+    if settings.device == "cpu":
+        return
+    most_rows = min(settings.max_num_batched_tokens, MOST_ROWS)
+    try:
+        with warming(device, "--max-num-batched-tokens", f"a degraded step of {most_rows} rows"):
+            for num_rows in row_counts(most_rows):
+                rows = torch.zeros(
+                    num_rows, decoder.config.hidden_size, dtype=decoder.dtype, device=device
+                )
+                degrading.degraded(loaded, rows, half_promised(num_rows, device))
+    except InUse as error:
+        log.warning("kernels.cold", cause=str(error))
 
 
 def profile_of(worker: WorkerParts, slowdown: float = 0.0) -> EngineProfile:

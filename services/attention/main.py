@@ -13,7 +13,13 @@ from moesaic.models.weights.served import with_own_dtype
 from moesaic.native.own_thread import on_own_thread
 from moesaic.services.attention.admin import AttentionAdmin
 from moesaic.services.attention.brownout import follow_policy, tell_decisions
-from moesaic.services.attention.engine import open_engine, profile_of, record_of, warm_up
+from moesaic.services.attention.engine import (
+    open_engine,
+    profile_of,
+    record_of,
+    warm_up,
+    warm_up_degraded,
+)
 from moesaic.services.attention.loading import find_model, load_worker
 from moesaic.services.attention.modes.table import MODES
 from moesaic.services.attention.observing import observe
@@ -51,7 +57,9 @@ async def serve(settings: AttentionSettings) -> None:
         if slowdown := await mode.start():
             api.streams.describe(profile_of(worker, slowdown))
         await process.enter(background(engine.run(), "engine"))
-        substitutions = SubstitutionFollower(mode.degrading, worker.thread)
+        substitutions = SubstitutionFollower(
+            mode.degrading, worker.thread, partial(warm_up_degraded, worker)
+        )
         bus, generation = process.bus, process.generation
         following = partial(follow_policy, bus, engine, substitutions)
         await process.enter(tended(following, "brownout"))

@@ -1,5 +1,6 @@
 """The substitution in a worker that computes all experts itself: it follows the policy of brownout."""
 
+from collections.abc import Callable
 from functools import partial
 
 import structlog
@@ -14,13 +15,25 @@ from moesaic.telemetry.shortage import ran_out_of_memory
 
 log = structlog.get_logger()
 
+WarmUpDegraded = Callable[[Degrading, LoadedSubstitution], None]
+
 
 class SubstitutionFollower:
     """Loads the united experts of a policy beside serving, then has steps degraded by them."""
 
-    def __init__(self, degrading: Degrading | None, thread: EngineThread) -> None:
-        """``degrading`` lives on ``thread``; None: the placement says how choices are degraded."""
-        self._degrading, self._thread = degrading, thread
+    def __init__(
+        self,
+        degrading: Degrading | None,
+        thread: EngineThread,
+        warm_up: WarmUpDegraded = lambda degrading, loaded: None,
+    ) -> None:
+        """
+        Args:
+            degrading: lives on ``thread``; None: the placement says how choices are degraded.
+            thread: of the engine.
+            warm_up: runs the kernels of degraded steps once, on any thread; by default there are none.
+        """
+        self._degrading, self._thread, self._warm_up = degrading, thread, warm_up
         self._substitution = Substitution()
 
     async def follow(self, policy: BrownoutPolicy) -> None:
@@ -44,6 +57,9 @@ class SubstitutionFollower:
                 )
                 substitution = Substitution(instead="fewer")
                 loaded = degrading.substitutions.load(substitution)
+        if loaded is not None:
+            # Beside serving, and before the first step that is degraded: that comes in an overload.
+            await on_own_thread(self._warm_up, degrading, loaded)
         self._thread.call(degrading.adopt, loaded)
         united_bytes = loaded.nbytes if loaded else 0
         log.info(

@@ -17,6 +17,7 @@ import torch
 from pydantic import ValidationError
 
 from benchmarks.common.placements import placed_worker, placement_of
+from moesaic.brownout.split import Level
 from moesaic.cluster.background import background
 from moesaic.cluster.lifecycle import StopEvent
 from moesaic.cluster.placement_view import POINTER, STREAM, document
@@ -35,6 +36,7 @@ from moesaic.engine.thread import engine_thread
 from moesaic.errors import InvalidInput
 from moesaic.experts.host import ExpertHost
 from moesaic.experts.pull.ranges import Share
+from moesaic.kernels.promised import PromisedRows
 from moesaic.messages.placement import PlacementHint
 from moesaic.messages.substitution import Substitution
 from moesaic.models.configuration.config import load_config
@@ -278,6 +280,33 @@ class ModeContract:
         loaded = await on_own_thread(degrading.substitutions.load, PAIRS)
         assert await worker.run(substitution_after(loaded)) == PAIRS
         assert await worker.run(substitution_after(None)) is None
+
+    async def test_made_up_rows_are_degraded_as_those_of_steps_behind_them(
+        self, opened: list[OpenWorker]
+    ) -> None:
+        worker = opened[0]
+        degrading, dispatcher = worker.mode.degrading, worker.mode.dispatcher
+        if degrading is None:
+            return
+        config = worker.parts.config
+        layer, hidden = config.moe_layers[0], torch.randn(5, config.hidden_size)
+        loaded = await on_own_thread(degrading.substitutions.load, PAIRS)
+        made_up, real = (PromisedRows([Level(0.0)], [0] * 5) for _ in range(2))
+
+        async def degraded() -> torch.Tensor:
+            degrading.adopt(loaded)
+            step = dispatcher.begin_step()
+            try:
+                return await dispatcher.dispatch(step, layer, hidden, real)
+            finally:
+                dispatcher.end_step(step)
+
+        with torch.inference_mode():
+            found = await on_own_thread(degrading.degraded, loaded, hidden, made_up)
+
+        torch.testing.assert_close(found, await worker.run(degraded()))
+        assert made_up.settle().tolist() == real.settle().tolist()
+        assert made_up.settle().any()
 
     async def test_transfers_make_no_step_shorter(self, opened: list[OpenWorker]) -> None:
         assert all(worker.slowdown == 0 or worker.slowdown >= 1 for worker in opened)

@@ -1,6 +1,6 @@
 """The cluster in one process that dispatch is tested with has expert hosts to ask, and kernels their launches."""
 
 from tests.dispatch.conftest import cluster, unlinked_cluster
-from tests.kernels.conftest import launches
+from tests.kernels.conftest import device, gpu, launches
 
-__all__ = ["cluster", "launches", "unlinked_cluster"]
+__all__ = ["cluster", "device", "gpu", "launches", "unlinked_cluster"]

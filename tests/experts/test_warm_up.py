@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 from prometheus_client import REGISTRY
+from structlog.testing import capture_logs
 
 from benchmarks.common.placements import placed_worker, placement_of
+from moesaic.brownout.split import Level
 from moesaic.errors import InvalidInput
 from moesaic.experts import answering
 from moesaic.experts.assignment import Assigner
@@ -17,11 +19,15 @@ from moesaic.experts.epochs import Epochs
 from moesaic.experts.frames import layer_request
 from moesaic.experts.host import ExpertHost
 from moesaic.experts.slots import SlotTable
+from moesaic.experts.warm_up import WarmUp
 from moesaic.experts.without_python import AnswersWithoutPython
+from moesaic.kernels.promised import PromisedRows
 from moesaic.kernels.warm_up import row_counts
 from moesaic.messages.placement import Placement
+from moesaic.messages.substitution import Substitution
 from moesaic.models.configuration.config import load_config
 from moesaic.models.weights.checkpoint import Checkpoint
+from moesaic.placement.decide.stand_ins import PLAIN, with_substitution
 from moesaic.transport.frame import Frame, FrameLimits
 
 CPU, EXPERTS, LAYERS, HIDDEN = torch.device("cpu"), 8, 3, 32
@@ -34,7 +40,9 @@ def host_of(
     return ExpertHost(checkpoint, config, "e0", slots, dtype, CPU, quantization)
 
 
-def placed(model: Any, host: ExpertHost, *slots: list[int]) -> Placement:
+def placed(
+    model: Any, host: ExpertHost, *slots: list[int], substitution: Substitution = PLAIN
+) -> Placement:
     """Put the same slots in force in every layer, the first of them on this worker."""
     placement = placement_of(
         [placed_worker(f"e{n}", ridge_rows=8) for n in range(len(slots))],
@@ -44,16 +52,24 @@ def placed(model: Any, host: ExpertHost, *slots: list[int]) -> Placement:
         epoch=host.epochs.in_force + 1,
         model_digest=load_config(model.directory).digest,
     )
+    placement = with_substitution(placement, substitution)
     host.loader.prepare(placement)
     host.epochs.commit(placement.epoch)
     return placement
 
 
-def request(placement: Placement, rows: int, layer: int = 0, loads: bool = False) -> Frame:
+def request(
+    placement: Placement,
+    rows: int,
+    layer: int = 0,
+    loads: bool = False,
+    promised: PromisedRows | None = None,
+) -> Frame:
     live = tuple(range(len(placement.workers)))
     basis = AssignmentBasis("aebs", live, (3,) * len(live) if loads else None)
     hidden = torch.randn(rows, HIDDEN, generator=torch.Generator().manual_seed(rows))
-    return layer_request(b"s" * 16, placement.epoch, layer, 1, [hidden, basis.encode()])
+    tensors = [hidden, basis.encode()]
+    return layer_request(b"s" * 16, placement.epoch, layer, 1, tensors, promised=promised)
 
 
 def counters() -> dict[str, float]:
@@ -196,3 +212,90 @@ async def test_the_tiles_of_many_rows_are_met_too(tiny_model: Any, launches: set
 
     assert len(heights) == 4
     assert launches == warmed
+
+
+@pytest.mark.parametrize(
+    "substitution",
+    [
+        Substitution(instead="fewer"),
+        Substitution(instead="fewer", rule="instances"),
+        Substitution(way=4, instead="united"),
+    ],
+    ids=lambda each: f"{each.instead}-{each.rule}",
+)
+async def test_degraded_rows_compile_nothing_once_their_placement_is_prepared(
+    tiny_model: Any,
+    launches: set[str],
+    substitution: Substitution,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("moesaic.kernels.triton.grouped_experts.FEW", 4)  # choices: more are sorted
+    host = host_of(tiny_model, 7)
+    monkeypatch.setattr("moesaic.experts.warm_up.MOST_ROWS", 4)
+    host.loader.on_loaded = host.warm_up.degrade
+    before = counters()
+    placement = placed(tiny_model, host, list(range(7)), [7, 0], substitution=substitution)
+    assert counters() == before
+    prepared = set(launches)
+
+    for rows in (2, 3):
+        promised = PromisedRows([Level(0.6), Level(0.3, 1)], [row % 2 for row in range(rows)])
+        host.answers.answer(request(placement, rows, layer=1, promised=promised))
+
+    names = {key.partition(" ")[0] for key in prepared}
+    assert {"_count_rows_kernel", "_decide_kernel", "_rewrite_kernel", "_place_kernel"} <= names
+    assert launches == prepared
+
+
+async def test_placements_meet_the_kernels_of_degraded_rows_where_they_have_some(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered: list[Substitution] = []
+    monkeypatch.setattr(
+        WarmUp,
+        "_ask",
+        lambda warm_up, answers, tenure, *_: answered.append(tenure.placement.substitution),
+    )
+    host, fewer = host_of(tiny_model), Substitution(instead="fewer")
+    monkeypatch.setattr("moesaic.experts.warm_up.MOST_ROWS", 2)
+    host.loader.on_loaded = host.warm_up.degrade
+
+    for substitution in (PLAIN, fewer, fewer):
+        placed(tiny_model, host, list(range(8)), substitution=substitution)
+
+    assert answered == [fewer, fewer]  # of one row and of two, once
+
+
+async def test_placements_are_prepared_even_if_degraded_rows_lack_memory(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(SlotTable, "compute_slots", full)
+    host = host_of(tiny_model)
+    host.loader.on_loaded = host.warm_up.degrade
+
+    with capture_logs() as logs:
+        placed(tiny_model, host, list(range(8)), substitution=Substitution(instead="fewer"))
+
+    assert host.epochs.in_force == 1
+    assert [log["event"] for log in logs if log["log_level"] == "warning"] == ["kernels.cold"]
+
+
+@pytest.mark.usefixtures("gpu")
+async def test_a_worker_on_a_gpu_meets_them_when_it_prepares(tiny_model: Any) -> None:
+    on_gpu, on_cpu = (
+        ExpertHost(
+            Checkpoint(tiny_model.directory),
+            load_config(tiny_model.directory),
+            "e0",
+            EXPERTS,
+            torch.float32,
+            torch.device(name),
+        )
+        for name in ("cuda:0", "cpu")
+    )
+
+    assert on_gpu.loader.on_loaded == on_gpu.warm_up.degrade
+    assert on_cpu.loader.on_loaded != on_cpu.warm_up.degrade

@@ -79,7 +79,10 @@ async def test_int8_rows_stay_close(tiny_model: Any) -> None:
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-async def test_routed_rows_with_promises(tiny_model: Any, deterministic: bool) -> None:
+async def test_routed_rows_with_promises(
+    tiny_model: Any, deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moesaic.experts.warm_up.MOST_ROWS", 2)
     degrading = Substitution(instead="fewer")
     async with open_cluster(
         tiny_model, 2, where=GPU, substitution=degrading, deterministic=deterministic

@@ -6,7 +6,7 @@ import pytest
 from torch import Tensor
 
 from moesaic.dispatch import local
-from moesaic.experts import slots
+from moesaic.experts import answering, slots
 from moesaic.kernels import aebs
 from moesaic.kernels.triton import add_rms_norm as add_rms_norm_triton
 from moesaic.kernels.triton import aebs as aebs_triton
@@ -44,4 +44,5 @@ def take_the_ways_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slots.SlotTable, "compute_slots", compute_slots)
     monkeypatch.setattr(attention_plan, "paged_attention", split_attention.paged_attention)
     monkeypatch.setattr(aebs, "schedule_experts", aebs_triton.schedule_experts)
-    monkeypatch.setattr(local, "split_choices", brownout_triton.split_choices)
+    for module in (local, answering):
+        monkeypatch.setattr(module, "split_choices", brownout_triton.split_choices)

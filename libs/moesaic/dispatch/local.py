@@ -108,6 +108,13 @@ class LocalDispatcher:
         """See ``LocalExperts.kernels``; of steps that begin now."""
         return self._step.experts.kernels
 
+    def degraded(
+        self, loaded: LoadedSubstitution, hidden_states: Tensor, promised: PromisedRows
+    ) -> Tensor:
+        """See ``Degrading.degraded``."""
+        experts = self._experts.with_substitution(loaded)
+        return experts.compute(min(loaded.layers), hidden_states, promised)
+
     def adopt(self, loaded: LoadedSubstitution | None) -> None:
         """See ``Degrading.adopt``."""
         self._step = _step_of(self._experts.with_substitution(loaded), loaded)

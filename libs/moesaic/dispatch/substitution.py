@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from torch import Tensor
+
 from moesaic.errors import InvalidInput
 from moesaic.experts.brownout.logical import LogicalExperts
 from moesaic.experts.slots import LayerSlots, SlotTable
 from moesaic.kernels.gated_mlp import GatedMLP
-from moesaic.kernels.promised import LayerSubstitution
+from moesaic.kernels.promised import LayerSubstitution, PromisedRows
 from moesaic.messages.substitution import Substitution
 
 
@@ -94,6 +96,15 @@ class Degrading(Protocol):
     @property
     def substitutions(self) -> SubstitutionLoader:
         """Loads a substitution, before it is adopted."""
+        ...
+
+    def degraded(
+        self, loaded: LoadedSubstitution, hidden_states: Tensor, promised: PromisedRows
+    ) -> Tensor:
+        """Compute made-up rows by the experts of one layer, degraded by a substitution that is not adopted yet.
+
+        Any thread may call it.
+        """
         ...
 
     def adopt(self, loaded: LoadedSubstitution | None) -> None:

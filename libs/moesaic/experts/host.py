@@ -60,7 +60,9 @@ class ExpertHost:
         self.answers = LayerAnswers(
             self.epochs, gates, config, dtype, device, self.activations, substitution_of
         )
-        self.warm_up = WarmUp(gates, config, slots_per_layer, dtype, device, quantization)
+        self.warm_up = WarmUp(
+            gates, config, slots_per_layer, dtype, device, quantization, substitution_of
+        )
         self._kept = KeptExperts(lambda expert: self.epochs.note_alive(expert.mlp))
         self.loader = PlacementLoader(
             self.epochs,
@@ -71,6 +73,9 @@ class ExpertHost:
             max_expert_bytes,
             self._kept,
         )
+        # A CPU has nothing to compile.
+        if device.type != "cpu":
+            self.loader.on_loaded = self.warm_up.degrade
 
     @property
     def slots_per_layer(self) -> int:

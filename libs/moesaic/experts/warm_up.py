@@ -6,14 +6,17 @@ is enough; the layers of a model are alike, so one of them is, too.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import structlog
 import torch
 from torch import Tensor
 
+from moesaic.errors import InUse
 from moesaic.experts.activations import ActivationMeter
 from moesaic.experts.answering import LayerAnswers
 from moesaic.experts.basis import AssignmentBasis
+from moesaic.experts.brownout.logical import SubstitutionOf
 from moesaic.experts.epochs import Epochs, Tenure
 from moesaic.experts.frames import layer_request
 from moesaic.experts.loaded import layout_of
@@ -21,16 +24,17 @@ from moesaic.experts.slots import LayerSlots, SlotTable
 from moesaic.kernels.coded_matrix import keeps_codes
 from moesaic.kernels.held_bytes import Quantization
 from moesaic.kernels.linear import activation_dtype
-from moesaic.kernels.promised import LayerSubstitution
-from moesaic.kernels.warm_up import row_counts, warming
+from moesaic.kernels.promised import PromisedRows
+from moesaic.kernels.warm_up import MOST_ROWS, half_promised, row_counts, warming
 from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.messages.substitution import Substitution
 from moesaic.models.configuration.config import ModelConfig
 from moesaic.models.layers.gate import Gate
 
 SETTING = "--slots-per-layer"
-MOST_ROWS = 2048  # larger batches compile nothing further
 MOST_WORKERS = 16  # the scheduling of more is compiled when a first batch comes for them
 _NOBODY = bytes(16)
+log = structlog.get_logger()
 
 
 class WarmUp:
@@ -44,10 +48,13 @@ class WarmUp:
         dtype: torch.dtype,
         device: torch.device,
         quantization: Quantization,
+        substitution_of: SubstitutionOf,
     ) -> None:
         """Take the gates, by decoder layer, and the form of experts; nothing is computed yet."""
         self._gates, self._config, self._num_slots = gates, config, num_slots
         self._dtype, self._device, self._quantization = dtype, device, quantization
+        self._substitution_of = substitution_of
+        self._degraded: set[tuple[Substitution, int, int, int]] = set()
 
     async def run(self, most_rows: int = MOST_ROWS) -> None:
         """Answer requests of up to ``most_rows`` rows, on the engine thread; ends early if cancelled.
@@ -57,13 +64,8 @@ class WarmUp:
         """
         if not most_rows or not self._gates:
             return
-        config, device = self._config, self._device
-        meter = ActivationMeter(config.moe.num_experts)
-        substitution = LayerSubstitution(config.moe.num_experts)
-        answers = LayerAnswers(
-            Epochs(""), self._gates, config, self._dtype, device, meter, lambda *_: substitution
-        )
-        with warming(device, SETTING, f"a batch of {most_rows} rows beside the slots"):
+        config, answers = self._config, self._answers()
+        with warming(self._device, SETTING, f"a batch of {most_rows} rows beside the slots"):
             table = self._table()
             # One worker can have all of them.
             alone = self._num_slots >= config.moe.num_experts
@@ -75,21 +77,63 @@ class WarmUp:
                 self._answer(answers, tenure, num_rows)
                 await asyncio.sleep(0)
 
-    def _answer(self, answers: LayerAnswers, tenure: Tenure, num_rows: int) -> None:
-        """Answer a request that the gate routes, and one that its sender has routed to this worker."""
-        layer, top_k = tenure.placement.layers[0], self._config.moe.top_k
+    def degrade(self, tenure: Tenure) -> None:
+        """Answer requests whose rows may be degraded, by the experts of a placement that is not in force yet.
+
+        So no kernel is compiled in the overload that degrades the first rows. Placements alike are met once, and
+        those that degrade nothing never. Without memory for it, kernels are compiled when such rows come. It may
+        run on any one thread.
+        """
+        substitution, num_workers = tenure.placement.substitution, len(tenure.placement.workers)
+        if substitution == Substitution():
+            return
+        answers = self._answers()
+        by_slots = {len(slots.experts): layer for layer, slots in tenure.table.layers.items()}
+        try:
+            with warming(self._device, SETTING, f"a degraded batch of {MOST_ROWS} rows"):
+                for num_slots, layer in by_slots.items():
+                    like = substitution, tenure.placement.num_experts, num_workers, num_slots
+                    if like in self._degraded:
+                        continue
+                    for num_rows in row_counts(MOST_ROWS):
+                        promised = half_promised(num_rows, self._device)
+                        self._ask(answers, tenure, layer, num_rows, promised)
+                    self._degraded.add(like)
+        except InUse as error:
+            log.warning("kernels.cold", cause=str(error))
+
+    def _answers(self) -> LayerAnswers:
+        """Answers that leave no traces."""
+        config, meter = self._config, ActivationMeter(self._config.moe.num_experts)
+        parts = Epochs(""), self._gates, config, self._dtype, self._device, meter
+        return LayerAnswers(*parts, self._substitution_of)
+
+    def _ask(
+        self,
+        answers: LayerAnswers,
+        tenure: Tenure,
+        layer: int,
+        num_rows: int,
+        promised: PromisedRows | None,
+        routing: Sequence[Tensor] = (),
+    ) -> None:
+        """Answer a request that the gate routes, or whose ``routing`` is by its sender."""
         rows = _rows(num_rows, self._config.hidden_size)
         rows = rows.to(activation_dtype(self._dtype, self._device))
         live = tuple(range(len(tenure.placement.workers)))
-        by_gate = AssignmentBasis("aebs", live, tuple(0 for _ in live))
+        loads = None if routing else tuple(0 for _ in live)
+        tensors = [rows, AssignmentBasis("aebs", live, loads).encode(), *routing]
+        request = layer_request(_NOBODY, 1, layer, 1, tensors, promised=promised)
+        answers.compute(tenure, request)
+
+    def _answer(self, answers: LayerAnswers, tenure: Tenure, num_rows: int) -> None:
+        """Answer a request that the gate routes, and one that its sender has routed to this worker."""
+        layer, top_k = tenure.placement.layers[0], self._config.moe.top_k
         held = tenure.table.layers[layer].experts
         chosen = torch.arange(num_rows * top_k).remainder(len(set(held))).view(num_rows, top_k)
         here = [torch.ones(num_rows, top_k), chosen.int()]
-        for tensors in (
-            [rows, by_gate.encode()],
-            [rows, AssignmentBasis("aebs", live).encode(), *here],
-        ):
-            answers.compute(tenure, layer_request(_NOBODY, 1, layer, 1, tensors))
+        for routing in ([], here):
+            self._ask(answers, tenure, layer, num_rows, None, routing)
 
     def _table(self) -> SlotTable:
         as_stored = keeps_codes(self._device)

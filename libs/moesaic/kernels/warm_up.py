@@ -11,16 +11,24 @@ from itertools import takewhile
 
 import torch
 
+from moesaic.brownout.split import Level
 from moesaic.errors import InUse
+from moesaic.kernels.promised import PromisedRows
 from moesaic.telemetry.shortage import first_line, ran_out_of_memory
 
 WARMING = "warming kernels"  # what a worker waits for meanwhile, for people
+MOST_ROWS = 2048  # larger batches compile no further kernels of experts
 
 
 def row_counts(most: int) -> list[int]:
     """Return 1, 2, 4, ... below ``most``, then ``most``; nothing for 0."""
     powers = takewhile(lambda count: count < most, (2**i for i in range(63)))
     return [*powers, most] if most else []
+
+
+def half_promised(num_rows: int, device: torch.device) -> PromisedRows:
+    """Promise made-up rows half of their choices."""
+    return PromisedRows([Level(0.5)], torch.zeros(num_rows, dtype=torch.uint8), device)
 
 
 @contextmanager
@@ -31,9 +39,13 @@ def warming(device: torch.device, setting: str, complaint: str) -> Iterator[None
         InUse: the device has too little memory, as ``complaint`` says; ``setting`` is to be lowered.
     """
     with within_memory(device, setting, complaint), torch.inference_mode():
+        if device.type == "cuda":
+            # Of this thread, which may be another one than the engine's.
+            torch.cuda.set_device(device)
         yield
         if device.type == "cuda":
-            torch.cuda.synchronize(device)
+            # Not for the whole device: another thread may be capturing there.
+            torch.cuda.current_stream(device).synchronize()
 
 
 @contextmanager

@@ -114,6 +114,15 @@ class GatheredDispatcher:
         """Times that they waited for experts; waits for a device."""
         return self._times.wait_s
 
+    def degraded(
+        self, loaded: LoadedSubstitution, hidden_states: Tensor, promised: PromisedRows
+    ) -> Tensor:
+        """See ``Degrading.degraded``; by the first layer's experts, which never move."""
+        first, (topk_weights, topk_ids) = self._first, self._gates[self._first](hidden_states)
+        split_choices(topk_ids, topk_weights, promised, loaded.layers[first])
+        table = with_united(self._own.resident, loaded)
+        return table.compute(first, hidden_states, topk_weights, topk_ids, None)
+
     def adopt(self, loaded: LoadedSubstitution | None) -> None:
         """See ``Degrading.adopt``; a step in progress keeps its own."""
         own = self._own

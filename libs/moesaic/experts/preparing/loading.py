@@ -1,7 +1,7 @@
 """Brings the experts of a placement into the slots of one worker."""
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from traceback import clear_frames
 
 from moesaic.errors import InvalidInput, PlacementInfeasible
@@ -24,6 +24,7 @@ class PlacementLoader:
         max_expert_bytes: memory for experts of all epochs together; 0: no limit.
         fitted_bytes: bytes of experts that were in memory when the device had no more; 0: it never
             came to that.
+        on_loaded: told of each new tenure before it can be in force.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class PlacementLoader:
         self._model_digest, self._worker_id = model_digest, worker_id
         self.slots_per_layer, self.max_expert_bytes = slots_per_layer, max_expert_bytes
         self.fitted_bytes, self._kept = 0, kept
+        self.on_loaded: Callable[[Tenure], None] = lambda tenure: None
 
     def prepare(
         self, placement: Placement, bring: Bring | None = None, num_threads: int | None = None
@@ -100,7 +102,9 @@ class PlacementLoader:
         num_kept = len(self._kept)
         self._bring(missing, bring or self._files.bring(LoadPace()), num_threads)
         result = change_table(wanted, self._kept.take(), resident)
-        self._epochs.add(Tenure(placement, worker_idx, result.table))
+        tenure = Tenure(placement, worker_idx, result.table)
+        self.on_loaded(tenure)
+        self._epochs.add(tenure)
         return LoadResult(result.table, result.loaded - num_kept, result.kept + num_kept)
 
     def abort(self, epoch: int) -> None:
