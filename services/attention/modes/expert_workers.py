@@ -3,6 +3,8 @@
 import asyncio
 import time
 
+import structlog
+
 from moesaic.cluster.placement_view import PlacementView, watch_placement
 from moesaic.cluster.registry import Fleet, watch_fleet
 from moesaic.dispatch.routed.dispatcher import RoutedDispatcher
@@ -14,9 +16,11 @@ from moesaic.services.attention.modes.peers import follow_placement
 from moesaic.transport.frame import FrameLimits
 from moesaic.transport.ucx.opening import OpenNetwork
 
-PLACING = "a placement from the scheduler: KV gets the memory that experts leave"
+KV_SECOND = "KV gets the memory that experts leave"
+PLACING = f"a placement from the scheduler: {KV_SECOND}"
 LOOK_S = 1.0  # without news: a worker may have been gone for long enough
 RETURN_S = 60.0  # for workers that are gone; those that have come back are awaited for longer
+log = structlog.get_logger()
 
 
 async def experts_placed(worker: WorkerParts) -> None:
@@ -24,22 +28,29 @@ async def experts_placed(worker: WorkerParts) -> None:
 
     One of these workers may be on the same GPU. Experts need a fixed number of bytes, and KV takes what
     there is, so KV must come second, in whatever order the processes start. Redis keeps the placement
-    of processes that have ended, whose experts are in no memory.
+    of processes that have ended, whose experts are in no memory. In a cluster of other weights no experts
+    would ever come, so these are agreed on first; other workers then wait for this one's.
     """
     settings, process = worker.settings, worker.process
     if settings.device == "cpu" or settings.kv_blocks:
         return
-    with process.status.waiting(PLACING):
-        async with watch_placement(process.bus) as view, watch_fleet(process.bus) as fleet:
-            began_s = time.monotonic()
-            while True:
-                placement, seen = view.current, (view.version, fleet.version)
-                if (
-                    placement is not None
-                    and placement.model_digest == worker.config.digest
-                    and is_held(placement, fleet, time.monotonic() - began_s)
-                ):
-                    return
+    await process.agree_on_weights(settings.weights_of(worker.config.digest))
+    async with watch_placement(process.bus) as view, watch_fleet(process.bus) as fleet:
+        began_s, told = time.monotonic(), ""
+        while True:
+            placement, seen = view.current, (view.version, fleet.version)
+            waited_s = time.monotonic() - began_s
+            if placement is None or placement.model_digest != worker.config.digest:
+                awaited = PLACING
+            elif missing := awaited_workers(placement, fleet, waited_s):
+                names = ", ".join(missing)
+                awaited = f"{names}, with experts of epoch {placement.epoch}: {KV_SECOND}"
+            else:
+                return
+            if awaited != told:
+                log.info("kv.waiting", waiting_for=awaited)
+                told = awaited
+            with process.status.waiting(awaited):
                 await _news(view, fleet, seen)
 
 
@@ -56,17 +67,16 @@ async def _news(view: PlacementView, fleet: Fleet, seen: tuple[int, int]) -> Non
             task.cancel()
 
 
-def is_held(placement: Placement, fleet: Fleet, waited_s: float) -> bool:
-    """Tell if the workers of a placement hold their experts.
+def awaited_workers(placement: Placement, fleet: Fleet, waited_s: float) -> list[str]:
+    """Name the workers of a placement that are to hold their experts before KV is taken; none: those there do.
 
     A worker that has started again will get another placement. One that is gone may come back. Nobody
     waits for that longer than ``RETURN_S``, if others of the placement serve.
     """
     missing = [each.worker_id for each in placement.workers if not _lives(each.incarnation, fleet)]
-    if not missing:
-        return True
     back = any(worker_id in fleet.workers for worker_id in missing)
-    return not back and len(missing) < len(placement.workers) and waited_s >= RETURN_S
+    gone = not back and len(missing) < len(placement.workers) and waited_s >= RETURN_S
+    return [] if gone else missing
 
 
 def _lives(incarnation: Incarnation, fleet: Fleet) -> bool:
