@@ -181,6 +181,28 @@ def test_workers_that_share_a_gpu_divide_its_memory(tmp_path: Path, model: Path)
     assert "MOESAIC_KV_BLOCKS" not in environment(made, "a", "expert-1")
 
 
+def test_each_rank_has_all_that_is_not_divided(tmp_path: Path, model: Path) -> None:
+    # The first rank has the whole embedding, and half of the head.
+    numbers = {"num_hidden_layers": 4, "vocab_size": 1_000_000, "max_position_embeddings": 1024}
+    (model / "config.json").write_text(json.dumps(LARGE | numbers))
+    described = TWO_HOSTS.replace("expert = [0, 1, 2, 3]", "expert = [0, 1, 2, 3, 4, 5]")
+    embedding, half_a_head = 1_000_000 * 4096 * 2, 1_000_000 * 4096
+
+    said = refusal(tmp_path, described.replace("141G", "14G"))
+
+    told = re.search(
+        r"GPU (\d) of host (\w+): its workers need ([\d.]+) GiB, and may take ([\d.]+) GiB, ([\d.]+) GiB too few",
+        said,
+    )
+    assert told is not None, said
+    assert told.groups()[:2] == ("0", "alpha")
+    need, room, lacking = (float(each) * 2**30 for each in told.groups()[2:])
+    # Both GPUs together have room for it.
+    assert embedding + half_a_head < need < 2 * room
+    assert lacking == pytest.approx(need - room, abs=2 * 0.05 * 2**30)
+    written(tmp_path, described.replace("141G", "19G"))
+
+
 def test_slots_that_are_given_leave_the_rest_to_others(tmp_path: Path, model: Path) -> None:
     (model / "config.json").write_text(json.dumps(LARGE | {"num_hidden_layers": 48}))
     described = TWO_HOSTS.replace("expert = [2, 3]", "expert = [2]").replace(
@@ -403,7 +425,10 @@ WRONG = {
     ),
     "CPU and GPU": (SHARED.replace("[0, 1]", "1"), "hosts.a.attention, expert: give GPUs to all"),
     "no size": (SHARED.replace("24G", "much"), "gpu_memory much: it must be a number with a unit"),
-    "no memory": (SHARED.replace("24G", "1G"), "gpu_memory: GPU 0 of host a: its workers need"),
+    "no memory": (
+        SHARED.replace("24G", "1G"),
+        "gpu_memory: GPU 0 of host a: its workers need .*GiB too few",
+    ),
     "no memory for all": (
         SHARED.replace("24G", "2G").replace("expert = [0, 1]", ""),
         "GPU 0 of host a: its workers need .* with all experts",

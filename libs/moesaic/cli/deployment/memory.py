@@ -27,8 +27,8 @@ class _Workers:
     Attributes:
         names: worker id by the name of the process in the plan.
         settings: by the name of the process, with a device of its own for each GPU of the cluster.
-        available: bytes by place; several GPUs of one worker are one place with their memory together.
-        homes: by place, the host.
+        available: bytes by place. Several GPUs of one worker are places side by side, one for each rank.
+        homes: by place, the GPU and its host.
     """
 
     names: Mapping[str, str]
@@ -113,7 +113,9 @@ def _as_suite(
     made: dict[str, ServiceSettings] = {}
     available = {MACHINE: UNKNOWN_BYTES}
     homes: dict[str, str] = {}
-    places: dict[tuple[str, int], str] = {}
+    first, firsts = 0, dict[str, int]()
+    for host in cluster.hosts:
+        firsts[host], first = first, first + len(cluster.hosts[host].gpus)
     counts: dict[str, int] = {}
     for service in services:
         if not service.worker:
@@ -123,12 +125,11 @@ def _as_suite(
         names[name], made[name] = worker_id, settings[worker_id]
         if not service.gpus:
             continue
-        place = places.setdefault((service.host, service.gpus[0]), f"cuda:{len(places)}")
-        homes[place] = (
-            f"GPU {cluster.hosts[service.host].gpus[service.gpus[0]]} of host {service.host}"
-        )
-        available[place] = cluster.memory_of(service.host) * len(service.gpus)
-        made[name] = made[name].model_copy(update={"device": place, "tensor_parallel": 1})
+        places = [f"cuda:{firsts[service.host] + gpu}" for gpu in service.gpus]
+        for place, gpu in zip(places, service.gpus, strict=True):
+            homes[place] = f"GPU {cluster.hosts[service.host].gpus[gpu]} of host {service.host}"
+            available[place] = cluster.memory_of(service.host)
+        made[name] = made[name].model_copy(update={"device": places[0]})
     return _Workers(names, made, available, homes)
 
 
@@ -162,13 +163,16 @@ def _roomiest(workers: _Workers, config: ModelConfig, least: int) -> tuple[Suite
 
     best = plan(least)
     for place, needed in best.needed.items():
-        if needed > best.room(place):
+        lacking = needed - best.room(place)
+        if lacking > 0:
             home = workers.homes.get(place, place)
-            experts = f"{least} slots a layer" if least else "all experts"
+            held = {process.role for process in best.processes if process.place == place}
+            with_slots = f" with {least} slots a layer" if "expert" in held else ""
+            experts = with_slots if least else " with all experts"
             raise CommandError(
-                f"gpu_memory: {home}: its workers need {needed / GIB:.1f} GiB with {experts}, "
-                f"and may take {best.room(place) / GIB:.1f} GiB; give more GPUs to expert, or a smaller "
-                "settings.max_model_len",
+                f"gpu_memory: {home}: its workers need {needed / GIB:.1f} GiB{experts}, and may take "
+                f"{best.room(place) / GIB:.1f} GiB, {lacking / GIB:.1f} GiB too few; give more GPUs to "
+                f"{' or '.join(sorted(held))}, or a smaller settings.max_model_len",
                 Exit.USAGE,
             )
     low, high = least, config.moe.num_experts if least else 0
