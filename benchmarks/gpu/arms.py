@@ -30,6 +30,7 @@ ARMS = (
     GpuArm("kernels", 60, 240),
     GpuArm("serving", 120, 420, shares_device=True),
     GpuArm("wide", 120, 360, shares_device=True),
+    GpuArm("steps", 30, 90),
     GpuArm("sampling", 15, 30),
     GpuArm("aebs", 20, 40),
     GpuArm("costs", 40, 120),
