@@ -22,10 +22,21 @@ class Follower:
         self._plans: dict[int, tuple[AttentionPlan, Rotation, KVCache]] = {}
 
     def run(self) -> None:
-        """Compute until the first rank ends the group."""
+        """Compute until the first rank ends the group.
+
+        If that fails, as without memory, the instance is lost. An orderly end would wait for operations
+        on the device that wait for other ranks.
+        """
+        device = self._decoder.device
+        if device.type == "cuda":
+            # Kernels that name no device run on this one.
+            torch.cuda.set_device(device)
         with torch.inference_mode():
-            while self._follow():
-                pass
+            try:
+                while self._follow():
+                    pass
+            except Exception as error:
+                self._group.lose(error)
 
     def _follow(self) -> bool:
         group, decoder = self._group, self._decoder
