@@ -74,8 +74,8 @@ def run(quick: bool) -> dict[str, Any]:
         )
     rounds = 1 if quick else 3
     with running_suite("--topology", "local", "--devices", "cpu") as suite:
-        expected = asyncio.run(_texts(suite, TEXTS))
-    figures = {name: _measured(ARMS[name], expected, rounds) for name in (QUICK if quick else ARMS)}
+        expected = asyncio.run(texts_of(suite, TEXTS))
+    figures = {name: measured(ARMS[name], expected, rounds) for name in (QUICK if quick else ARMS)}
     wrong = [name for name, figure in figures.items() if "error" in figure or not _right(figure)]
     return {
         "config": {"device": torch.cuda.get_device_name(), "rounds": rounds, "dtype": "float32"},
@@ -95,13 +95,13 @@ def _right(figure: dict[str, Any]) -> bool:
     return bool(figure["same_answers_as_a_cpu"]) and died["asked"] == died["same"]
 
 
-def _measured(arm: ServedArm, expected: list[str], rounds: int) -> dict[str, Any]:
+def measured(arm: ServedArm, expected: list[str], rounds: int) -> dict[str, Any]:
     """Measure one arm; what it could not do is its result."""
     generator, started = torch.Generator().manual_seed(5), time.perf_counter()
     try:
         with running_suite(*arm.flags, **ON_GPU, **arm.settings) as suite, client_of(suite) as rest:
             figure: dict[str, Any] = {"start_s": round(time.perf_counter() - started, 1)}
-            figure["same_answers_as_a_cpu"] = asyncio.run(_texts(suite, TEXTS)) == expected
+            figure["same_answers_as_a_cpu"] = asyncio.run(texts_of(suite, TEXTS)) == expected
             figure |= rates(rest, DEMO.name, WORKLOADS, generator, rounds)
             if "gathered" not in arm.flags and "--offload" not in arm.flags:
                 figure["degraded"] = _degraded(suite, rest, generator)
@@ -117,7 +117,7 @@ def client_of(suite: RunningSuite) -> httpx.Client:
     return httpx.Client(base_url=f"http://127.0.0.1:{suite.port}", timeout=ANSWER_S)
 
 
-async def _texts(
+async def texts_of(
     suite: RunningSuite, prompts: Sequence[str], begun: asyncio.Event | None = None
 ) -> list[str]:
     """Collect greedy answers beyond their end: where they are longest, differences show.
@@ -149,8 +149,8 @@ async def _texts(
 async def _after_a_death(suite: RunningSuite, killed: str) -> dict[str, int]:
     """Count the answers that stay the same although an expert worker dies in their middle."""
     prompts = [f"The {number}th man went to London and" for number in range(8)]
-    expected, begun = await _texts(suite, prompts), asyncio.Event()
-    running = asyncio.create_task(_texts(suite, prompts, begun))
+    expected, begun = await texts_of(suite, prompts), asyncio.Event()
+    running = asyncio.create_task(texts_of(suite, prompts, begun))
     await asyncio.wait([running, asyncio.create_task(begun.wait())], return_when="FIRST_COMPLETED")
     os.kill(int(suite.processes[killed]["pid"]), signal.SIGKILL)
     texts = await running

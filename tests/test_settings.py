@@ -271,8 +271,9 @@ def test_a_place_where_ranks_cannot_meet_is_refused(
         ({"dispatch": "local", "device": "cuda"}, True),
         ({"dispatch": "routed", "device": "cuda:1"}, True),
         ({"dispatch": "local", "device": "cuda", "decode_graphs": False}, False),
-        ({"dispatch": "local", "device": "cuda", "tensor_parallel": 2}, False),
+        ({"dispatch": "local", "device": "cuda", "tensor_parallel": 2}, True),
         ({"dispatch": "local", "device": "cpu"}, False),
+        ({"dispatch": "local", "device": "cpu", "tensor_parallel": 2}, False),
         ({"dispatch": "gathered", "device": "cpu"}, False),
     ],
 )

@@ -27,33 +27,43 @@ def _lost(error: Exception) -> NoReturn:
 
 
 def load_part(
-    directory: Path, rank: int, ranks: int, dtype: torch.dtype = torch.float32
+    directory: Path,
+    rank: int,
+    ranks: int,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device = CPU,
 ) -> Decoder:
     """Load one rank's part of a model."""
     config = load_config(directory)
     checkpoint = Checkpoint(directory)
-    return Decoder.load(checkpoint, config, dtype, CPU, division=divide(config, rank, ranks))
+    return Decoder.load(checkpoint, config, dtype, device, division=divide(config, rank, ranks))
 
 
-def _follow(rank: int, ranks: int, jobs: "SimpleQueue[Job]") -> None:
+def _follow(rank: int, ranks: int, kind: str, jobs: "SimpleQueue[Job]") -> None:
     torch.set_num_threads(1)
+    device = _device(kind, rank)
     stay_on_interface("127.0.0.1")
     while (job := jobs.get()) is not None:
         directory, meeting = job
-        group = RankGroup(rank, ranks, file_store(meeting, ranks), CPU, _lost)
-        Follower(load_part(directory, rank, ranks), group).run()
+        group = RankGroup(rank, ranks, file_store(meeting, ranks), device, _lost)
+        Follower(load_part(directory, rank, ranks, device=device), group).run()
         group.close()
+
+
+def _device(kind: str, rank: int) -> torch.device:
+    return CPU if kind == "cpu" else torch.device(kind, rank)
 
 
 class Ranks:
     """Processes that follow in one model after another."""
 
-    def __init__(self, ranks: int) -> None:
-        """Start all ranks but the first."""
+    def __init__(self, ranks: int, kind: str = "cpu") -> None:
+        """Start all ranks but the first, on one device of a ``kind`` each."""
         self.ranks, spawning = ranks, multiprocessing.get_context("spawn")
+        self._kind = kind
         self._jobs = [spawning.SimpleQueue() for _ in range(1, ranks)]
         self.processes = [
-            spawning.Process(target=_follow, args=(rank, ranks, jobs), daemon=True)
+            spawning.Process(target=_follow, args=(rank, ranks, kind, jobs), daemon=True)
             for rank, jobs in enumerate(self._jobs, start=1)
         ]
         for process in self.processes:
@@ -66,9 +76,10 @@ class Ranks:
         with meeting_file() as meeting:
             for jobs in self._jobs:
                 jobs.put((directory, meeting))
-            group = RankGroup(0, self.ranks, file_store(meeting, self.ranks), CPU, _lost)
+            device = _device(self._kind, 0)
+            group = RankGroup(0, self.ranks, file_store(meeting, self.ranks), device, _lost)
             try:
-                yield lead(load_part(directory, 0, self.ranks), group)
+                yield lead(load_part(directory, 0, self.ranks, device=device), group)
             finally:
                 # A test may have killed the others.
                 with suppress(RuntimeError):

@@ -9,15 +9,16 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import torch
 import typer
 
-from benchmarks.gpu.arms import ARMS, ChosenArm, chosen
+from benchmarks.gpu.arms import ARMS, ChosenArm, chosen, within_devices
 from benchmarks.gpu.mps import sharing_the_device
 from moesaic.cli.machine.facts import commit, kernel_digests, machine_facts
 
@@ -42,18 +43,27 @@ def session(
     name = torch.cuda.get_device_name().lower().replace(" ", "-")
     begin = to / f"{datetime.now(UTC):%Y-%m-%d}-{name}"
     ended = time.monotonic() + 60 * minutes
-    _run(chosen([known[name] for name in names], 60 * minutes), begin, ended, minutes)
+    possible, skipped = within_devices([known[name] for name in names], torch.cuda.device_count())
+    _run(chosen(possible, 60 * minutes), begin, ended, minutes, skipped)
 
 
-def _run(turns: Sequence[ChosenArm], begin: Path, ended_s: float, minutes: float) -> None:
+def _run(
+    turns: Sequence[ChosenArm],
+    begin: Path,
+    ended_s: float,
+    minutes: float,
+    skipped: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     report: dict[str, Any] = {
         "name": "session",
         "commit": commit(),
         "machine": machine_facts(),
         "kernels": kernel_digests(),
         "minutes": minutes,
-        "arms": {},
+        "arms": {name: {"outcome": f"not run: {why}"} for name, why in skipped.items()},
     }
+    for name, why in skipped.items():
+        print(f"{name}: not run: {why}", flush=True)
     for turn in turns:
         left_s = ended_s - time.monotonic()
         outcome = _run_one(turn, Path(f"{begin}-{turn.arm.bench}.json"), turn.limit_s(left_s))

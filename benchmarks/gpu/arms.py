@@ -16,12 +16,14 @@ class GpuArm:
         quick_s: seconds that ``--quick`` takes on an H200, estimated.
         whole_s: seconds without ``--quick``, estimated.
         shares_device: several processes use the device, so MPS matters.
+        devices: number of CUDA devices that it needs.
     """
 
     bench: str
     quick_s: float
     whole_s: float
     shares_device: bool = False
+    devices: int = 1
 
 
 # The most telling first. No run has stated these times yet; each run records its own.
@@ -31,6 +33,7 @@ ARMS = (
     GpuArm("serving", 120, 420, shares_device=True),
     GpuArm("wide", 120, 360, shares_device=True),
     GpuArm("steps", 30, 90),
+    GpuArm("gpu-ranks", 100, 240, devices=2),
     GpuArm("sampling", 15, 30),
     GpuArm("aebs", 20, 40),
     GpuArm("costs", 40, 120),
@@ -52,6 +55,16 @@ class ChosenArm:
     def limit_s(self, left_s: float) -> float:
         """Count the seconds after which it is ended, if ``left_s`` are left for all."""
         return min(PATIENCE * self.estimate_s, max(0.0, left_s - RESERVE_S))
+
+
+def within_devices(arms: Sequence[GpuArm], devices: int) -> tuple[list[GpuArm], dict[str, str]]:
+    """Divide the arms into those that ``devices`` are enough for and the others, with the reason."""
+    possible = [arm for arm in arms if arm.devices <= devices]
+    return possible, {
+        arm.bench: f"it needs {arm.devices} CUDA devices, and there are {devices}"
+        for arm in arms
+        if arm.devices > devices
+    }
 
 
 def chosen(arms: Sequence[GpuArm], seconds: float) -> list[ChosenArm]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from benchmarks.common.models import GPT_OSS_20B, write_model
 from benchmarks.common.suite import DEMO
 from benchmarks.gpu import __main__ as session
-from benchmarks.gpu.arms import ARMS, RESERVE_S, ChosenArm, GpuArm, chosen
+from benchmarks.gpu.arms import ARMS, RESERVE_S, ChosenArm, GpuArm, chosen, within_devices
 from benchmarks.gpu.bundle import USUAL, needed
 from moesaic.cli.machine.facts import kernel_digests
 from moesaic.kernels.stored_weights import dequantised
@@ -46,6 +46,16 @@ def test_the_chosen_benchmarks_fit_and_no_other_would(arms: list[GpuArm], second
         assert not turn.quick or turn.arm.whole_s - turn.arm.quick_s > left - 1e-6
 
 
+def test_a_machine_with_one_gpu_says_which_benchmarks_it_leaves_out() -> None:
+    possible, skipped = within_devices(ARMS, 1)
+
+    assert [arm for arm in ARMS if arm not in possible] == [
+        GpuArm("gpu-ranks", 100, 240, devices=2)
+    ]
+    assert skipped == {"gpu-ranks": "it needs 2 CUDA devices, and there are 1"}
+    assert within_devices(ARMS, 2) == (list(ARMS), {})
+
+
 def test_ten_minutes_hold_every_benchmark() -> None:
     assert [turn.arm for turn in chosen(ARMS, 600)] == list(ARMS)
 
@@ -70,7 +80,8 @@ def test_a_benchmark_that_fails_or_hangs_costs_its_own_result_alone(
         for name, quick in (("fails", 60), ("hangs", 0.1), ("ends", 60))
     ]
 
-    session._run(turns, tmp_path / "begin", session.time.monotonic() + 600, 10)
+    skipped = {"needs two": "it needs 2 CUDA devices, and there are 1"}
+    session._run(turns, tmp_path / "begin", session.time.monotonic() + 600, 10, skipped)
 
     report = json.loads((tmp_path / "begin-session.json").read_text())
     outcomes = {name: arm["outcome"] for name, arm in report["arms"].items()}
@@ -78,6 +89,7 @@ def test_a_benchmark_that_fails_or_hangs_costs_its_own_result_alone(
         "fails": "failed with exit status 1",
         "hangs": "stopped after 0 s",
         "ends": "ended",
+        "needs two": "not run: it needs 2 CUDA devices, and there are 1",
     }
     assert (tmp_path / "begin-ends.json").exists()
     assert not (tmp_path / "begin-fails.json").exists()

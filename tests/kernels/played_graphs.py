@@ -1,11 +1,13 @@
 """CUDA graphs, played on a CPU: what is captured are torch's operations and kernels' launches, with the tensors.
 
 A replay does the same to the same tensors, and runs nothing of Python's in between. So it shows
-whatever a captured step has read from elsewhere, or left there.
+whatever a captured step has read from elsewhere, or left there. Each thread captures graphs of its own.
 """
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,6 +25,13 @@ class PlayedGraph:
     def pool(self) -> str:
         return "pool"
 
+    def reset(self) -> None:
+        self.steps.clear()
+
+    def note(self, function: Any, *arguments: Any) -> None:
+        """Capture a call that is not torch's: a launch, or what ranks do together."""
+        self.steps.append((function, arguments, {}, None))
+
     def replay(self) -> None:
         assert self.steps, "an empty graph is captured for nothing"
         for function, arguments, named, result in self.steps:
@@ -33,6 +42,16 @@ class PlayedGraph:
                 for old, new in zip(result, again, strict=True):
                     if not _same_memory(new, old):
                         old.copy_(new)
+
+
+_own = threading.local()
+# The interpreter keeps its grid, and what it replaces of the language, for all threads.
+_one_at_a_time = threading.RLock()
+
+
+def capturing() -> PlayedGraph | None:
+    """Return the graph that this thread captures."""
+    return getattr(_own, "graph", None)
 
 
 def _same_memory(one: Tensor, other: Tensor) -> bool:
@@ -57,22 +76,27 @@ def played_graphs() -> Iterator[list[Any]]:
     from triton.runtime import interpreter
 
     launch = interpreter.InterpretedFunction.run
-    current: list[PlayedGraph] = []
     pools: list[Any] = []
 
     @contextmanager
     def graph(captured: PlayedGraph, pool: Any = None, **_: Any) -> Iterator[None]:
         pools.append(pool)
-        current.append(captured)
-        with _Capture(captured):
-            yield
-        current.pop()
+        _own.graph = captured
+        try:
+            with _Capture(captured):
+                yield
+        finally:
+            _own.graph = None
 
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def launched(*args: Any, **kwargs: Any) -> Any:
+        with _one_at_a_time:
+            return launch(*args, **kwargs)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
         with _disable_current_modes():
-            result = launch(self, *args, **kwargs)
-        if current:
-            current[-1].steps.append((launch, (self, *args), kwargs, None))
+            result = launched(*args, **kwargs)
+        if graph := capturing():
+            graph.note(partial(launched, **kwargs), *args)
         return result
 
     with pytest.MonkeyPatch.context() as patch:

@@ -16,5 +16,5 @@ class GraphSettings(ModeSettings):
         True,
         description="capture decode steps as CUDA graphs (routed: a graph for each layer up to its "
         "exchange); without, steps are slower, and the start is faster and takes less memory. No effect on "
-        "a CPU or with several ranks",
+        "a CPU",
     )

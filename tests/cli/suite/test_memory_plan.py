@@ -383,6 +383,9 @@ def test_captured_steps_count_on_a_gpu_alone_and_unless_turned_off(model: Path) 
     )
     assert 0 < few < many == graphs(gpu)
     assert graphs(options_of(model)) == 0
-    assert graphs(options_of(model, "--device=cuda:0", "--tensor-parallel=2")) == 0
+    ranks = plan(options_of(model, "--device=cuda:0", "--tensor-parallel=2"), room).processes
+    each = [rank.parts["graphs"] for rank in ranks if rank.role == "attention"]
+    assert len(each) == 2
+    assert all(0 < rank < many for rank in each)  # of fewer heads each
     off = given_settings({"decode_graphs": False}, "local")
     assert graphs(replace(gpu, settings=(*gpu.settings, *off))) == 0

@@ -204,8 +204,10 @@ def _ranks(
     for rank, place in enumerate(places):
         if ranks > 1:
             division = _divided(config, rank, ranks)
-            parts = _of_rank(parts, weight_bytes(part_of(config, division), numbers), division)
-            token = kv_bytes(part_of(config, division), numbers)
+            rank_config = part_of(config, division)
+            parts = _of_rank(parts, weight_bytes(rank_config, numbers), division)
+            parts["graphs"] = captured_bytes_of(settings, rank_config, numbers)
+            token = kv_bytes(rank_config, numbers)
         parts = {**parts, "process": ON_GPU_BYTES}
         rank_name = f"{name}.{rank}" if rank else name
         # The first rank has the routed experts.

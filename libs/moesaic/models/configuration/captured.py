@@ -56,7 +56,6 @@ def captures(settings: "ServiceSettings") -> bool:
         and getattr(settings, "dispatch", None) in CAPTURING
         and not getattr(settings, "offload", False)
         and getattr(settings, "decode_graphs", False)
-        and getattr(settings, "tensor_parallel", 1) == 1
     )
 
 

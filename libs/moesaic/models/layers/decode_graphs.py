@@ -7,7 +7,7 @@ first of a size comes, since their united experts may change.
 from collections.abc import Awaitable, Callable
 from copy import copy
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -42,19 +42,25 @@ class DecodeGraphs:
         holds now.
         """
         self._decoder, self._cache = decoder, cache
-        self._pool: Any = None  # of all graphs
         self._shapes = DecodeShapes(max_rows, max_length)
         self._tensors = StepTensors(decoder, cache, self._shapes)
+        self._tensors.divide(decoder, cache, whole=True)
+        self._exact: dict[int, torch.cuda.CUDAGraph] = {}
         # The largest first: the others fit its memory.
-        self._exact = {
-            size: self._captured(partial(_at_once_by, self._step(size), moe))
-            for size in reversed(self._shapes.sizes)
-        }
+        for size in reversed(self._shapes.sizes):
+            with self._tensors.capturing(size):
+                self._exact[size] = self._captured(partial(_at_once_by, self._step(size), moe))
         self._degrading: DegradedLayer | None = None
         self._degraded: dict[int, tuple[StaticPromises, torch.cuda.CUDAGraph]] = {}
 
     def degrading(self, moe: DegradedLayer) -> "DecodeGraphs":
-        """Return the same steps, and besides them degraded ones, whose choices ``moe`` splits and computes."""
+        """Return the same steps, and besides them degraded ones, whose choices ``moe`` splits and computes.
+
+        Of several ranks: the same steps alone. Degraded ones are captured while requests wait, and the
+        other ranks would wait for a capture that fails for want of memory.
+        """
+        if self._tensors.others:
+            return self
         other = copy(self)
         other._degrading, other._degraded = moe, {}
         return other
@@ -76,7 +82,8 @@ class DecodeGraphs:
         size = self._shapes.size_of(batch)
         self._tensors.fill(batch, size)
         if batch.promised is None:
-            self._exact[size].replay()
+            with self._tensors.awaited():
+                self._exact[size].replay()
         else:
             promises, graph = self._degraded.get(size) or self._capture_degraded(size)
             promises.fill(batch.promised)
@@ -112,12 +119,7 @@ class DecodeGraphs:
 
     def _captured(self, compute: Callable[[], None]) -> torch.cuda.CUDAGraph:
         compile_kernels(self._decoder.device, compute)
-        graph = torch.cuda.CUDAGraph()
-        # Other threads may load united experts meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            compute()
-        self._pool = self._pool or graph.pool()
-        return graph
+        return self._tensors.captured(compute)
 
 
 def _at_once_by(step: StaticDecode, moe: MoELayer) -> None:

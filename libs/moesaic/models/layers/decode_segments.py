@@ -6,10 +6,10 @@ computed while the others are. On a CUDA device each segment is a graph, launche
 a function.
 """
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,49 +80,49 @@ class SegmentedDecode:
     async def forward(self, batch: StepBatch, moe: MoELayer) -> Tensor:
         """Compute as ``Decoder.forward`` a batch of this shape or less; experts see its own rows alone."""
         self._tensors.fill(batch, len(self._returned))
-        count = len(batch.sequence_rows)
-        for segment in self._segments:
-            segment.attend()
-            routed = moe(segment.layer, self._normed[:count])
-            if segment.share is not None:
-                # While the experts are computed.
-                segment.share()
-            self._returned[:count].copy_(await routed)
-        self._finish()
+        count, computing = len(batch.sequence_rows), self._computing()
+        try:
+            for segment in self._segments:
+                next(computing)
+                routed = moe(segment.layer, self._normed[:count])
+                if segment.share is not None:
+                    # While the experts are computed.
+                    next(computing)
+                self._returned[:count].copy_(await routed)
+            next(computing)
+        except BaseException:
+            # The other ranks compute the step to its end. The rows that it keeps are written again when it is repeated.
+            if self._tensors.others:
+                deque(computing, maxlen=0)
+            raise
         # The next step writes over them.
         return self._logits[:count].clone()
 
-    def capture(self, pool: Any) -> Any:
-        """Make each segment a graph whose memory is in ``pool``; None: a new one.
-
-        Returns:
-            The pool.
-        """
+    def capture(self) -> None:
+        """Make each segment a graph."""
 
         def captured(compute: Callable[[], None]) -> Callable[[], None]:
-            nonlocal pool
-            graph = torch.cuda.CUDAGraph()
-            # Other threads may link workers meanwhile, and take memory of the device.
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-                compute()
-            pool = pool or graph.pool()
-            return graph.replay
+            return self._tensors.captured(compute).replay
 
-        compile_kernels(self._decoder.device, self._run)
-        self._segments = [
-            Segment(each.layer, captured(each.attend), each.share and captured(each.share))
-            for each in self._segments
-        ]
-        self._finish = captured(self._finish)
-        return pool
+        with self._tensors.capturing(len(self._returned)):
+            compile_kernels(self._decoder.device, self._run)
+            self._segments = [
+                Segment(each.layer, captured(each.attend), each.share and captured(each.share))
+                for each in self._segments
+            ]
+            self._finish = captured(self._finish)
 
     def _run(self) -> None:
         """Compute all segments, with any results of the experts."""
-        for segment in self._segments:
-            segment.attend()
-            if segment.share is not None:
-                segment.share()
-        self._finish()
+        deque(self._computing(), maxlen=0)
+
+    def _computing(self) -> Iterator[None]:
+        """Compute a segment, or a shared expert, each time that the next one is asked for."""
+        parts = [part for each in self._segments for part in (each.attend, each.share) if part]
+        for part in (*parts, self._finish):
+            with self._tensors.awaited():
+                part()
+            yield
 
     def _begin(self, first: int) -> tuple[Tensor, Tensor | None]:
         """Return the residual stream before layer ``first``, and what is to be added to it."""
@@ -168,13 +168,15 @@ class DecodeSegments:
         """Prepare steps of up to ``max_rows`` rows of ``max_length`` tokens; on a CUDA device they are captured."""
         self._shapes = DecodeShapes(max_rows, max_length)
         tensors = SegmentTensors(decoder, cache, self._shapes)
+        captures = decoder.device.type == "cuda"
+        if captures:
+            tensors.divide(decoder, cache, whole=False)
         self._steps: dict[int, SegmentedDecode] = {}
-        pool = None
         # The largest first: the others fit its memory.
         for size in reversed(self._shapes.sizes):
             step = self._steps[size] = SegmentedDecode(decoder, cache, tensors, size)
-            if decoder.device.type == "cuda":
-                pool = step.capture(pool)
+            if captures:
+                step.capture()
 
     def takes(self, batch: StepBatch) -> bool:
         """See ``DecodeShapes.takes``."""

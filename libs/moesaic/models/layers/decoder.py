@@ -22,6 +22,7 @@ from moesaic.models.layers.decoder_layer import AttentionLayer, DecoderLayer, lo
 from moesaic.models.layers.grouped_query import GroupedQueryLayer
 from moesaic.models.layers.kv_cache import KVCache
 from moesaic.models.layers.mlp import SharedExpert
+from moesaic.models.layers.other_ranks import OtherRanks
 from moesaic.models.layers.rope import RotaryEmbedding
 from moesaic.models.layers.step_batch import StepBatch
 from moesaic.models.layers.whole_steps import WholeSteps
@@ -52,6 +53,7 @@ class Decoder:
         norm: Tensor,
         head: Linear,
         division: Division | None = None,
+        others: OtherRanks | None = None,
     ) -> None:
         """Take the weights, as ``load`` reads them.
 
@@ -62,10 +64,11 @@ class Decoder:
             norm: norm of the last layer's output, ``[H]``, in the dtype of activations and on their device.
             head: ``H -> vocab``.
             division: this rank's part; None: it is the only one.
+            others: the other ranks, of the first one once it leads them.
         """
         self.config, self.dtype, self.device = config, norm.dtype, norm.device
         self.layers, self._embedding, self._norm, self.head = layers, embedding, norm, head
-        self.division = division
+        self.division, self.others = division, others
         self._own = part_of(config, division) if division else config
         latent = isinstance(config.attention, LatentAttention)
         self._rotary = RotaryEmbedding(
@@ -158,9 +161,11 @@ class Decoder:
             norm = norm.float() / config.logits_scaling
         return cls(config, in_order, embedding, norm, head, division)
 
-    def with_parts(self, layers: list[DecoderLayer], head: Linear) -> "Decoder":
-        """Return the same decoder with other layers and another head."""
-        return Decoder(self.config, layers, self._embedding, self._norm, head, self.division)
+    def with_ranks(self, layers: list[DecoderLayer], head: Linear, others: OtherRanks) -> "Decoder":
+        """Return the same decoder with layers and a head that ``others`` compute parts of."""
+        return Decoder(
+            self.config, layers, self._embedding, self._norm, head, self.division, others
+        )
 
     def new_kv_cache(
         self, num_blocks: int, block_size: int = 16, *, one_for_all: bool = False

@@ -6,11 +6,15 @@ cache; their keys and values are not kept.
 
 from bisect import bisect_left
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from moesaic.kernels.paged_rows import PagedRows
@@ -18,6 +22,7 @@ from moesaic.models.configuration.captured import decode_sizes
 from moesaic.models.layers.attention_plan import AttentionPlan, StepPlan
 from moesaic.models.layers.decoder import Decoder, MoELayer
 from moesaic.models.layers.kv_cache import KVCache
+from moesaic.models.layers.other_ranks import StepsOfRanks
 from moesaic.models.layers.step_batch import StepBatch
 
 WARM_UP_STEPS = 2
@@ -43,19 +48,30 @@ class DecodeShapes:
     def takes(self, batch: StepBatch) -> bool:
         """Return true if ``batch`` is a decode step of such a shape that wants the logits of all rows."""
         return (
-            len(batch.sequence_rows) <= self.sizes[-1]
-            and all(rows == 1 for rows in batch.sequence_rows)
+            all(rows == 1 for rows in batch.sequence_rows)
             and batch.wanted == batch.sequence_rows
-            and max(batch.positions) < self.max_length
+            and self.size_for(len(batch.sequence_rows), max(batch.positions)) is not None
         )
 
     def size_of(self, batch: StepBatch) -> int:
-        """Return the least number of rows that holds ``batch``."""
+        """Return the size of a step that ``takes`` accepts."""
         return self.sizes[bisect_left(self.sizes, len(batch.sequence_rows))]
+
+    def size_for(self, num_rows: int, last_position: int) -> int | None:
+        """Return the least size that holds so many rows; None: there are too many, or one is too long."""
+        if num_rows > self.sizes[-1] or last_position >= self.max_length:
+            return None
+        return self.sizes[bisect_left(self.sizes, num_rows)]
 
 
 class StepTensors:
-    """The tensors that decode steps of all sizes over one cache read and leave their results in."""
+    """The tensors that decode steps of all sizes over one cache read and leave their results in.
+
+    Their graphs share one pool of memory.
+
+    Attributes:
+        others: the other ranks' parts of these steps; None: there are none.
+    """
 
     def __init__(self, decoder: Decoder, cache: KVCache, shapes: DecodeShapes) -> None:
         """Reserve them, for steps of these shapes."""
@@ -70,6 +86,40 @@ class StepTensors:
         self.one_each = torch.ones(num_rows, dtype=torch.int32, device=device)
         vocab = decoder.config.vocab_size
         self.logits = torch.zeros(num_rows, vocab, device=device)  # float32
+        self._pool: Any = None
+        self._graphs = WeakSet[torch.cuda.CUDAGraph]()
+        self.others: StepsOfRanks | None = None
+
+    def divide(self, decoder: Decoder, cache: KVCache, *, whole: bool) -> None:
+        """Have the other ranks of ``decoder``, if there are any, compute their parts; see ``OtherRanks.prepare``."""
+        if decoder.others is not None:
+            shapes = self.shapes
+            self.others = decoder.others.prepare(
+                cache, shapes.max_rows, shapes.max_length, self.release, whole=whole
+            )
+
+    def capturing(self, size: int) -> AbstractContextManager[None]:
+        """See ``StepsOfRanks.capturing``."""
+        return self.others.capturing(size) if self.others else nullcontext()
+
+    def awaited(self) -> AbstractContextManager[None]:
+        """See ``StepsOfRanks.awaited``."""
+        return self.others.awaited() if self.others else nullcontext()
+
+    def captured(self, compute: Callable[[], object]) -> torch.cuda.CUDAGraph:
+        """Make a graph of what ``compute`` launches."""
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may load united experts or link workers meanwhile, and take memory of the device.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            compute()
+        self._pool = self._pool or graph.pool()
+        self._graphs.add(graph)
+        return graph
+
+    def release(self) -> None:
+        """Free all graphs, for good. NCCL ends a group only when no graph has its operations."""
+        for graph in self._graphs:
+            graph.reset()
 
     def fill(self, batch: StepBatch, size: int) -> None:
         """Take the rows of ``batch``, which ``DecodeShapes.takes`` has accepted, as the first of ``size``."""
@@ -88,6 +138,19 @@ class StepTensors:
         facts[2, :count] += offset
         facts[:, count:] = facts[:, :1]
         facts[2, count:] = -1
+        if self.others:
+            self.others.begin(facts, tables)
+        with self.awaited():
+            self.put(facts, tables)
+
+    def put(self, facts: NDArray[np.int64], tables: NDArray[np.int32]) -> None:
+        """Take what ``fill`` has made of a batch.
+
+        Args:
+            facts: token, position and cached row of each row, ``[3, size]``.
+            tables: block tables, ``[size, blocks]``.
+        """
+        size, used = tables.shape
         self.facts[:, :size].copy_(torch.from_numpy(facts))
         # What is left of earlier steps behind these blocks is not read.
         self.tables[:size, :used].copy_(torch.from_numpy(tables))

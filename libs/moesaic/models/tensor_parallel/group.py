@@ -6,6 +6,7 @@
 """The group of ranks of one attention instance."""
 
 import datetime
+import hashlib
 from collections.abc import Callable
 from enum import IntEnum
 from typing import NoReturn
@@ -39,10 +40,17 @@ class RankMessage(IntEnum):
     ATTEND = 5
     MLP = 6  # of a dense layer, or of a shared expert
     HEAD = 7
+    STEPS = 8  # steps over a KV cache are to be captured
+    CAPTURE = 9  # they are, of one size
+    STEP = 10  # one of them, by its graphs: no other message belongs to it
 
 
 class RankGroup:
-    """This rank's place among all of its instance. Not safe for several threads at a time."""
+    """This rank's place among all of its instance. Not safe for several threads at a time.
+
+    Attributes:
+        releases: called before the ranks part, to free graphs that have operations of the group.
+    """
 
     def __init__(
         self,
@@ -69,6 +77,7 @@ class RankGroup:
         dist.init_process_group(
             backend, store=store, rank=rank, world_size=ranks, timeout=_PATIENCE
         )
+        self.releases: list[Callable[[], None]] = []
         self._frame = torch.zeros(_FRAME_BYTES, dtype=torch.uint8)
         self._numbers = self._frame[: 8 * _NUMBERS].view(torch.int64)
 
@@ -96,7 +105,7 @@ class RankGroup:
             body.copy_(as_bytes(content))
         self._run(lambda: dist.broadcast(self._frame, LEADER))
         if not inline:
-            self._run(lambda: dist.broadcast(content, LEADER))
+            self.spread(content)
 
     def hear(
         self, dtypes: Callable[[RankMessage], tuple[torch.dtype, torch.device]]
@@ -117,8 +126,19 @@ class RankGroup:
             body = self._frame[8 * _NUMBERS : 8 * _NUMBERS + nbytes].clone()
             return RankMessage(kind), first, second, from_bytes(body, dtype, shape).to(device)
         content = torch.empty(shape, dtype=dtype, device=device)
-        self._run(lambda: dist.broadcast(content, LEADER))
-        return RankMessage(kind), first, second, content
+        return RankMessage(kind), first, second, self.spread(content)
+
+    def spread(self, rows: Tensor) -> Tensor:
+        """Give all ranks the rows of the first one; the others have a tensor of the same form for them."""
+        rows = rows.contiguous()
+        self._run(lambda: dist.broadcast(rows, LEADER))
+        return rows
+
+    def agree(self, what: str) -> bool:
+        """Return true, in the first rank, if all have said the same; false elsewhere is of no use."""
+        digest = hashlib.sha256(what.encode()).digest()
+        said = self.side_by_side(torch.frombuffer(bytearray(digest), dtype=torch.int64)[None])
+        return torch.equal(said, said[:, : len(digest) // 8].repeat(1, self.ranks))
 
     def sum(self, part: Tensor) -> Tensor:
         """Add up the parts of all ranks, in the first one.
@@ -147,6 +167,8 @@ class RankGroup:
             if self.leads:
                 self.tell(RankMessage.END, 0, 0, torch.zeros(0, dtype=torch.uint8))
         finally:
+            for release in self.releases:
+                release()
             dist.destroy_process_group()
 
     def _run(self, collective: Callable[[], object]) -> None:

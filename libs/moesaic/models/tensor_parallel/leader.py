@@ -2,24 +2,37 @@
 
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, cycle
 
 import msgspec
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from moesaic.errors import UnusableSettings
 from moesaic.kernels.decoder_step import Rotation
 from moesaic.kernels.gated_mlp import GatedMLP
 from moesaic.kernels.linear import Linear
+from moesaic.models.configuration.architecture import ModelConfig
 from moesaic.models.layers.attention_plan import AttentionPlan
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.layers.decoder_layer import AttentionLayer, DecoderLayer
 from moesaic.models.layers.kv_cache import KVCache
+from moesaic.models.tensor_parallel.followed_steps import told_step
 from moesaic.models.tensor_parallel.group import RankGroup, RankMessage
 from moesaic.models.tensor_parallel.plans import encode_plan
+from moesaic.models.tensor_parallel.programs import (
+    CapturedForm,
+    Part,
+    RanksDiffer,
+    described,
+    parts_of,
+)
 
 _KNOWN_PLANS = 32  # of steps under way: one or two for each part of a step, and those of a sweep
 _NOTHING = torch.zeros(0, dtype=torch.uint8)
@@ -45,6 +58,9 @@ class Leading:
             int, tuple[AttentionPlan, int]
         ] = {}  # by slot: what the others know there
         self._next_plan = 0
+        self._next_steps = 0
+        # While a step is captured, what the others compute next without being told.
+        self._expected: Iterator[Part] | None = None
 
     @contextmanager
     def awaited(self) -> Iterator[None]:
@@ -58,12 +74,39 @@ class Leading:
         except Exception as error:
             self.group.lose(error)
 
+    def tell(self, kind: RankMessage, index: int, plan: int, rows: Tensor) -> None:
+        """Have the others compute their parts of a product of ``rows``, as ``compute_part`` does."""
+        if self._expected is None:
+            self.group.tell(kind, index, plan, rows)
+            return
+        if (part := next(self._expected)) != (kind, index):
+            raise RanksDiffer(f"rank 0 computes {kind.name} {index}, the others {part}")
+        self.group.spread(rows)
+
+    @contextmanager
+    def expecting(self, parts: Sequence[Part]) -> Iterator[None]:
+        """Tell nothing in the block: the others compute ``parts`` over and over."""
+        self._expected = cycle(parts)
+        try:
+            yield
+        finally:
+            self._expected = None
+
+    def prepare(self, cache: KVCache, form: CapturedForm) -> int:
+        """Let the others prepare for captured steps; gives the number that these have in messages."""
+        number, self._next_steps = self._next_steps, self._next_steps + 1
+        content = torch.frombuffer(bytearray(msgspec.msgpack.encode(form)), dtype=torch.uint8)
+        self.group.tell(RankMessage.STEPS, number, self._cache(cache), content)
+        return number
+
     def announce(self, plan: AttentionPlan, rotation: Rotation, cache: KVCache) -> int:
-        """Make sure that the others know a plan and a cache.
+        """Make sure that the others know a plan and a cache; in captured steps they do.
 
         Returns:
             The number of the plan.
         """
+        if self._expected is not None:
+            return 0
         number = self._cache(cache)
         for slot, (known, of) in self._plans.items():
             if known is plan and of == number:
@@ -106,7 +149,7 @@ class DividedAttention:
     ) -> Tensor:
         """See ``AttentionLayer``."""
         number = self.leading.announce(plan, rotation, cache)
-        self.leading.group.tell(RankMessage.ATTEND, self.index, number, hidden_states)
+        self.leading.tell(RankMessage.ATTEND, self.index, number, hidden_states)
         with self.leading.awaited():
             part = self.own(hidden_states, rotation, plan, cache)
         return self.leading.group.sum(part)
@@ -127,7 +170,7 @@ class DividedMLP:
 
     def __call__(self, x: Tensor) -> Tensor:
         """See ``GatedMLP``."""
-        self.leading.group.tell(RankMessage.MLP, self.index, 0, x)
+        self.leading.tell(RankMessage.MLP, self.index, 0, x)
         with self.leading.awaited():
             part = self.own(x)
         return self.leading.group.sum(part)
@@ -150,7 +193,7 @@ class DividedHead:
         """See ``Linear``; of no rows, without a word to the others."""
         if not len(x):
             return x.new_empty(0, self.vocab_size)
-        self.leading.group.tell(RankMessage.HEAD, 0, 0, x)
+        self.leading.tell(RankMessage.HEAD, 0, 0, x)
         with self.leading.awaited():
             part = self.own(x)
         return self.leading.group.side_by_side(part)[:, : self.vocab_size]
@@ -158,6 +201,59 @@ class DividedHead:
     def behind(self, first: int) -> Linear:
         """Refuse: nobody asks for a part of a vocabulary."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class LedSteps:
+    """The other ranks' parts of the captured steps over one cache; a ``StepsOfRanks``."""
+
+    leading: Leading
+    number: int
+    parts: Sequence[Part]
+
+    @contextmanager
+    def capturing(self, size: int) -> Iterator[None]:
+        """See ``StepsOfRanks``."""
+        self.leading.group.tell(RankMessage.CAPTURE, self.number, size, _NOTHING)
+        with self.leading.awaited(), self.leading.expecting(self.parts):
+            yield
+
+    def begin(self, facts: NDArray[np.int64], tables: NDArray[np.int32]) -> None:
+        """See ``StepsOfRanks``."""
+        content = told_step(facts, tables)
+        self.leading.group.tell(RankMessage.STEP, self.number, len(tables), content)
+
+    def awaited(self) -> AbstractContextManager[None]:
+        """See ``StepsOfRanks``."""
+        return self.leading.awaited()
+
+
+@dataclass(frozen=True)
+class FollowingRanks:
+    """The other ranks, as captured steps see them; an ``OtherRanks``."""
+
+    leading: Leading
+    config: ModelConfig
+
+    def prepare(
+        self,
+        cache: KVCache,
+        max_rows: int,
+        max_length: int,
+        release: Callable[[], None],
+        *,
+        whole: bool,
+    ) -> LedSteps:
+        """See ``OtherRanks``."""
+        form, group = CapturedForm(max_rows, max_length, whole), self.leading.group
+        number = self.leading.prepare(cache, form)
+        if not group.agree(described(self.config, form, cache.block_size)):
+            raise UnusableSettings(
+                "tensor_parallel", "ranks would capture different steps: start them alike"
+            )
+        group.releases.append(release)
+        parts = list(chain.from_iterable(parts_of(self.config, form)))
+        return LedSteps(self.leading, number, parts)
 
 
 def lead(decoder: Decoder, group: RankGroup) -> Decoder:
@@ -176,4 +272,4 @@ def lead(decoder: Decoder, group: RankGroup) -> Decoder:
 
     layers = [divided(index, layer) for index, layer in enumerate(decoder.layers)]
     head = DividedHead(leading, decoder.head, decoder.config.vocab_size)
-    return decoder.with_parts(layers, head)
+    return decoder.with_ranks(layers, head, FollowingRanks(leading, decoder.config))
