@@ -34,7 +34,7 @@ unexport PYTHONDONTWRITEBYTECODE
 TRITON := triton>=3.7,<3.8
 
 .DEFAULT_GOAL := help
-.PHONY: help up down test test-quick test-changed test-rest test-all test-suites test-builds stress nightly \
+.PHONY: help up down test test-quick test-changed test-rest test-rest-turn test-all test-suites test-suites-turn test-builds stress nightly \
   test-nightly mutants coverage costs sizes test-compose test-clients lm-eval soak fuzz fmt lint styles checks proto bench gpu lock reference paths
 
 help:
@@ -64,6 +64,10 @@ test-changed: styles
 
 test-rest: .venv/installed-dev
 	@$(TIER) rest $(ARGS)
+
+# What continuous integration runs of test-rest and test-suites: a quarter of what costs much, by the commit, and all else.
+test-rest-turn test-suites-turn: .venv/installed-dev
+	@$(TIER) $(@:test-%=%) $(ARGS)
 
 test-all: .venv/installed-dev
 	@$(TIER) all $(ARGS)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs what computes with the CPU's kernels once for each build of them, and says which builds were tried.
 #
-# AFTER_ALL=1 says that all tests have run with the best build that this CPU has: it is left out, and the others run
-# those cases of matrices that the quick tier chooses.
+# AFTER_OTHERS=1 says that other tests have run with the best build that this CPU has: it is left out, and the others
+# run those cases of matrices that the quick tier chooses.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # Kernels, panels, sizes and plans; but for what runs kernels of GPUs, or builds of its own.
@@ -14,7 +14,7 @@ tests=(
     --ignore=tests/models/layers/test_warm_up.py --ignore=tests/models/layers/test_decode_segments.py
 )
 choice=()
-if [ -n "${AFTER_ALL:-}" ]; then
+if [ -n "${AFTER_OTHERS:-}" ]; then
     choice=(-p tests.tiers.plugin --tier=quick "--tier-part=$((0x0$(git rev-parse HEAD | cut -c1-8) % 16))")
 fi
 told=() status=0 lacked=0
@@ -24,8 +24,8 @@ while read -r build lacks; do
         lacked=${#told[@]}
         continue
     fi
-    if [ ${#told[@]} = "$lacked" ] && [ -n "${AFTER_ALL:-}" ]; then
-        told+=("$build: passed before, in all tests")
+    if [ ${#told[@]} = "$lacked" ] && [ -n "${AFTER_OTHERS:-}" ]; then
+        told+=("$build: passed before, in other tests")
         continue
     fi
     echo "kernels: $build"

@@ -58,7 +58,7 @@ TINY = Shape(
 
 
 # Of the examples that a property asks for, one in so many is tried, by tier; ``ALL_EXAMPLES=1`` tries all.
-EXAMPLES_PER_TRY = {"quick": 5, "rest": 2, "all": 2, "nightly": 1}
+EXAMPLES_PER_TRY = {"quick": 5, "rest": 2, "rest-turn": 2, "all": 2, "nightly": 1}
 # Of a test's time limit, what it may wait itself before its process is stopped.
 OWN_SHARE = 0.8
 # Tests of these folders, and those that use these fixtures of a folder, start whole suites or

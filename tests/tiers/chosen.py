@@ -1,4 +1,4 @@
-"""Chooses the tests of the quick tier, by what they cost. Pure.
+"""Chooses the tests of the quick tier and of a turn, by what they cost. Pure.
 
 A test function is cheap if all of its cases together cost less than ``FREE_S``; cheap ones run whole. Of others:
 
@@ -9,6 +9,9 @@ A test function is cheap if all of its cases together cost less than ``FREE_S``;
 
 Which cases these are depends on ``part``, 0 to 15, which follows the commit: each sixteenth has its turn, and of the
 first row other cases are drawn. ``make test-all`` runs all of them.
+
+Of the rest, continuous integration runs the cases that cost ``TURN_S`` or less, and a quarter of the others by the same
+hash. Its quarter contains the sixteenth of the quick tier.
 """
 
 import json
@@ -22,6 +25,8 @@ FREE_S = 0.2
 # A gateway before a scripted worker opens, answers and closes in 0.23 seconds: such tests are worth a run each.
 CASE_S = 0.25
 PARTS = 16
+TURN_S = 0.1
+TURNS = 4
 COSTS = Path(__file__).with_name("costs.json")
 Values = frozenset[tuple[str, Hashable]]
 
@@ -54,13 +59,27 @@ class Costs:
         functions = self.functions.get(file, {}).values()
         whole = self.others_s.get(file, 0.0) + sum(seconds for _, seconds in functions)
         quick = self.others_s.get(file, 0.0) + sum(quick_s(*function) for function in functions)
-        return {"all": whole, "quick": quick, "rest": whole - quick}[share]
+        turn = sum(turn_s(*function) for function in functions)
+        return {"all": whole, "quick": quick, "rest": whole - quick, "turn": turn}[share]
 
 
 def quick_s(cases: int, seconds: float) -> float:
     """Seconds that the quick tier is expected to spend on a function."""
     each = seconds / cases
     return min(seconds, max(each, CASE_S)) if each <= CASE_S else seconds / PARTS
+
+
+def turn_s(cases: int, seconds: float) -> float:
+    """Seconds that a turn is expected to spend on a function, beside what the quick tier does."""
+    rest_s, case_s = seconds - quick_s(cases, seconds), seconds / cases
+    if case_s > CASE_S:
+        return seconds / TURNS - seconds / PARTS
+    return rest_s / TURNS if case_s > TURN_S else rest_s
+
+
+def has_turn(name: str, part: int) -> bool:
+    """True if a case that costs much runs in continuous integration on a commit of this part."""
+    return crc32(name.encode()) % TURNS == part % TURNS
 
 
 def chosen(cases: Mapping[str, Values], case_s: float, part: int) -> list[str]:

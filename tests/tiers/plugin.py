@@ -10,12 +10,13 @@ import time
 from collections import defaultdict
 from collections.abc import Generator, Hashable, Sequence
 from pathlib import Path
+from typing import Any
 
 import coverage
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.tiers.chosen import Costs, Values, chosen
+from tests.tiers.chosen import TURN_S, Costs, Values, chosen, has_turn
 from tests.tiers.tiers import ON_CHANGE, TIERS
 
 ROOT = Path(__file__).parents[2]
@@ -26,21 +27,47 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tiers")
     group.addoption("--tier", choices=list(TIERS), required=True)
     group.addoption("--tier-part", type=int, default=0, help="which sixteenth of costly tests")
-    group.addoption("--tier-whole", default="", help="files that the quick tier runs whole")
+    group.addoption(
+        "--tier-whole", default="", help="files that the quick tier or a turn runs whole"
+    )
     group.addoption("--tier-records", type=Path, help="a line of JSON is added for each test")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the tests of the tier: its marks are pytest's ``-m``, its share is decided here."""
-    share = TIERS[config.option.tier].share
-    if share == "all":
+    tier, part = TIERS[config.option.tier], config.option.tier_part
+    whole = set(config.option.tier_whole.split())
+    if tier.share == "all":
         return
-    quick = quick_tests(items, config.option.tier_part, set(config.option.tier_whole.split()))
-    left_out = [item for item in items if (item in quick) != (share == "quick")]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if (item in quick) == (share == "quick")]
+    kept = items
+    if not tier.starts_suites:
+        # Beside a turn, the quick tier runs no file whole.
+        quick = quick_tests(items, part, whole if tier.share == "quick" else set())
+        kept = [item for item in items if (item in quick) == (tier.share == "quick")]
+    if tier.share == "turn":
+        rest, kept = kept, in_turn(kept, part, whole)
+        # Each process of pytest-xdist collects all tests; one tells.
+        if os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0":
+            _record(config, {"waiting": len(rest) - len(kept)})
+    if left_out := set(items).difference(kept):
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = kept
+
+
+def in_turn(rest: Sequence[pytest.Item], part: int, whole: set[str]) -> list[pytest.Item]:
+    """The tests of the rest that run: cheap cases, a quarter of the others, and files named ``whole``."""
+    costs = Costs.read()
+
+    def is_dear(item: pytest.Item) -> bool:
+        case_s = costs.of_case(file_of(item), function_of(item))
+        return case_s > TURN_S or item.get_closest_marker("turns") is not None
+
+    return [
+        item
+        for item in rest
+        if file_of(item) in whole or not is_dear(item) or has_turn(item.nodeid, part)
+    ]
 
 
 class ByFolder(LoadScopeScheduling):
@@ -111,20 +138,24 @@ def _cpu_s() -> float:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Write down what a test took, of the clock and of the CPU."""
-    to = item.config.option.tier_records
     if (covered := coverage.Coverage.current()) is not None:
         covered.switch_context(item.nodeid)
     began_s, cpu_s = time.perf_counter(), _cpu_s()
     try:
         return (yield)
     finally:
-        if to:
-            record = {
-                "file": file_of(item),
-                "function": function_of(item),
-                "id": item.nodeid,
-                "clock_s": round(time.perf_counter() - began_s, 4),
-                "cpu_s": round(_cpu_s() - cpu_s, 4),
-            }
-            with to.open("a") as file:
-                file.write(json.dumps(record) + os.linesep)
+        record = {
+            "file": file_of(item),
+            "function": function_of(item),
+            "id": item.nodeid,
+            "clock_s": round(time.perf_counter() - began_s, 4),
+            "cpu_s": round(_cpu_s() - cpu_s, 4),
+        }
+        _record(item.config, record)
+
+
+def _record(config: pytest.Config, record: dict[str, Any]) -> None:
+    """Add a line to the records, where they are asked for."""
+    if config.option.tier_records:
+        with config.option.tier_records.open("a") as file:
+            file.write(json.dumps(record) + os.linesep)

@@ -17,8 +17,9 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-from tests.tiers.chosen import PARTS, Costs
+from tests.tiers.chosen import PARTS, Costs, has_turn
 from tests.tiers.reached import ROOT, changed_since, git, reached_by
 from tests.tiers.tiers import ON_CHANGE, TIERS, Tier
 
@@ -26,6 +27,7 @@ PROGRESS = re.compile(r"[.FEsxXuU,]+( *\[ *\d+%\])?$")
 COUNTED = re.compile(r"(\d+) (passed|failed|errors?|skipped|deselected)")
 COVERAGE = ("-m", "coverage", "run")
 FILE_S = 0.05  # what a file costs beside its tests
+RECENT = "HEAD~10"  # a turn runs whole what has changed since
 
 
 def part_of_this_commit() -> int:
@@ -48,12 +50,32 @@ def balanced(
 
 
 def files_of(tier: Tier, whole: Collection[str]) -> list[str]:
-    """The files that a tier collects; the quick one takes those of ``ON_CHANGE`` only if they run whole."""
+    """The files that a tier collects; the quick one and a turn take those of ``ON_CHANGE`` only if they run whole."""
     paths = (path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py"))
     files = sorted(path for path in paths if tier.takes(path))
-    if tier.share == "quick":
+    if tier.share in ("quick", "turn"):
         return [file for file in files if not file.startswith(ON_CHANGE) or file in whole]
     return files
+
+
+def whole_in(tier: Tier, changed: list[str], reached: bool, part: int) -> set[str]:
+    """The files that a tier runs whole.
+
+    Args:
+        tier: of ``ON_CHANGE``, all but the whole tiers take what the change reaches. Suites run no file whole.
+        changed: paths of the change.
+        reached: take all others that the change reaches, too.
+        part: 0 to 15. A turn also takes what of ``ON_CHANGE`` has its turn, and tests that have changed themselves.
+    """
+    if tier.share == "all" or tier.starts_suites:
+        return set()
+    found = reached_by(changed)
+    whole = found if reached else {file for file in found if file.startswith(ON_CHANGE)}
+    if tier.share == "turn":
+        files = files_of(TIERS["all"], ())
+        whole |= {file for file in files if file in changed}
+        whole |= {file for file in files if file.startswith(ON_CHANGE) and has_turn(file, part)}
+    return whole
 
 
 class Processes:
@@ -124,11 +146,13 @@ def commands_of(
     ]
 
 
-def told(name: str, counts: Counter[str], records: list[dict[str, object]], took_s: float) -> str:
+def told(name: str, counts: Counter[str], records: list[dict[str, Any]], took_s: float) -> str:
     """The last lines of a run: its tests, its time, and the slowest of its tests."""
     tier = TIERS[name]
-    cpu_s = sum(float(str(record["cpu_s"])) for record in records)
-    slowest = sorted(records, key=lambda record: -float(str(record["clock_s"])))[:5]
+    waiting = sum(record.get("waiting", 0) for record in records)
+    records = [record for record in records if "id" in record]
+    cpu_s = sum(record["cpu_s"] for record in records)
+    slowest = sorted(records, key=lambda record: -record["clock_s"])[:5]
     lines = [f"  {record['clock_s']:>7.1f} s  {record['id']}" for record in slowest]
     verdict = "within" if took_s <= tier.budget_s else "OVER"
     lines += [
@@ -136,6 +160,11 @@ def told(name: str, counts: Counter[str], records: list[dict[str, object]], took
         f"{cpu_s:.0f} CPU-seconds in {len(records)} tests; {counts['deselected']} left to other tiers",
         f"{counts['passed']} passed, {counts['failed'] + counts['error']} failed, {counts['skipped']} skipped",
     ]
+    if waiting:
+        lines.append(
+            f"ran {len(records)} of {len(records) + waiting}; the others cost much, and take turns by commit: "
+            f"{tier.command.removesuffix('-turn')} runs all"
+        )
     return "\n".join(lines)
 
 
@@ -156,13 +185,12 @@ def main() -> None:
         seed = int.from_bytes(os.urandom(4))
         print(f"examples of properties: --hypothesis-profile=nightly --hypothesis-seed={seed}")
         more += ["--hypothesis-profile=nightly", f"--hypothesis-seed={seed}"]
-    whole: set[str] = set()
-    if TIERS[arguments.tier].share != "all":
-        whole = reached_by(changed_since(arguments.since))
-        whole = (
-            whole if arguments.changed else {file for file in whole if file.startswith(ON_CHANGE)}
-        )
-    usual = 2 if TIERS[arguments.tier].starts_suites else 3
+    tier = TIERS[arguments.tier]
+    since = arguments.since
+    if tier.share == "turn" and git("rev-parse", "--verify", "-q", RECENT):
+        since = since or RECENT
+    whole = whole_in(tier, changed_since(since), arguments.changed, arguments.part)
+    usual = 2 if tier.starts_suites else 3
     processes = arguments.processes or int(os.environ.get("PROCESSES") or usual)
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,18 +1,21 @@
 """The choice of the quick tier, and the sharing of files among processes."""
 
 import json
+from collections import Counter
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.tiers.chosen import CASE_S, FREE_S, PARTS, Costs, chosen
+from tests.tiers.chosen import CASE_S, FREE_S, PARTS, TURNS, Costs, chosen, has_turn
 from tests.tiers.costs import main as write_costs
-from tests.tiers.plugin import ByFolder, values_of
-from tests.tiers.reached import module_of, reached_by
-from tests.tiers.run import balanced, files_of
+from tests.tiers.plugin import ByFolder, in_turn, values_of
+from tests.tiers.reached import ROOT, module_of, reached_by
+from tests.tiers.run import balanced, files_of, told, whole_in
 from tests.tiers.tiers import ON_CHANGE, TIERS
 
 MATRIX = {
@@ -29,6 +32,67 @@ def test_each_costly_case_runs_in_one_of_sixteen_parts() -> None:
     parts = [chosen(MATRIX, 2 * CASE_S, part) for part in range(PARTS)]
 
     assert sorted(case for part in parts for case in part) == sorted(MATRIX)
+
+
+def test_each_costly_case_has_a_turn_in_every_fourth_part_with_its_sixteenth() -> None:
+    turns = [{case for case in MATRIX if has_turn(case, part)} for part in range(PARTS)]
+
+    assert set().union(*turns[:TURNS]) == set(MATRIX)
+    assert sum(map(len, turns[:TURNS])) == len(MATRIX)
+    assert all(set(chosen(MATRIX, 2 * CASE_S, part)) <= turns[part] for part in range(PARTS))
+
+
+def test_a_turn_leaves_out_nothing_but_costly_cases_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    functions = {
+        file: {"test_dear": (40, 40.0), "test_cheap": (40, 4.0)} for file in ("a.py", "b.py")
+    }
+    monkeypatch.setattr(Costs, "read", lambda: Costs(functions, {}))
+    items: list[Any] = [
+        SimpleNamespace(
+            nodeid=f"{file}::{name}[{case}]",
+            path=ROOT / file,
+            get_closest_marker={"test_marked": {"turns": True}}.get(name, {}).get,
+        )
+        for file, name, case in product(
+            ("a.py", "b.py"), ("test_dear", "test_marked", "test_cheap", "test_new"), range(40)
+        )
+    ]
+
+    found = Counter(item.nodeid.partition("[")[0] for item in in_turn(items, 2, {"b.py"}))
+
+    assert 0 < found.pop("a.py::test_dear") < 20
+    assert 0 < found.pop("a.py::test_marked") < 20
+    assert len(found) == 6
+    assert set(found.values()) == {40}
+
+
+def test_tests_that_have_changed_and_a_quarter_of_those_of_training_run_whole_in_a_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tests.tiers.run.reached_by", lambda changed: set())
+    tier, changed = TIERS["rest-turn"], ["tests/tiers/test_tiers.py", "LICENSE"]
+    studies = {file for file in files_of(TIERS["all"], ()) if file.startswith(ON_CHANGE)}
+
+    whole = [whole_in(tier, changed, False, part) for part in range(TURNS)]
+
+    assert all("tests/tiers/test_tiers.py" in files for files in whole)
+    assert set().union(*whole) == {"tests/tiers/test_tiers.py"} | studies
+    assert sum(map(len, whole)) == len(studies) + TURNS
+    assert set(files_of(tier, whole[0])) & studies == whole[0] & studies
+    assert whole_in(TIERS["quick"], changed, False, 0) == set()
+    assert whole_in(TIERS["suites-turn"], ["tests/cli/test_up.py"], False, 0) == set()
+
+
+def test_a_turn_tells_how_many_wait_for_theirs() -> None:
+    ran = [{"clock_s": 1.0, "cpu_s": 1.0, "id": "test"}] * 4
+
+    said = told("rest-turn", Counter(), [*ran, {"waiting": 6}, {"waiting": 8}], 1.0)
+
+    assert said.endswith(" by commit: make test-rest runs all")
+    assert "ran 4 of 18;" in said
+    assert "runs all" not in told("rest", Counter(), ran, 1.0)
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -75,8 +139,11 @@ def test_each_file_has_one_process_and_none_has_much_more_than_others(
 def test_quick_and_rest_are_expected_to_cost_what_all_costs() -> None:
     costs = Costs.read()
     for file in costs.others_s:
-        whole, quick, rest = (costs.of_file(file, share) for share in ("all", "quick", "rest"))
+        whole, quick, rest, turn = (
+            costs.of_file(file, share) for share in ("all", "quick", "rest", "turn")
+        )
         assert quick + rest == pytest.approx(whole)
+        assert -1e-9 <= turn <= rest + 1e-9
         assert 0 <= quick <= whole
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 # Tests that need another environment, or half an hour: commands of their own run them.
 APART = ("tests/clients/", "tests/compose/", "tests/soak/")
 # Tests of training and of benchmarks, and tests that compile for minutes: the quick tier runs those that a change
-# reaches, and no others.
+# reaches, and no others. In a turn, the tests of such a file have theirs together, as they share what they make.
 ON_CHANGE = (
     "tests/benchmarks/",
     "tests/kernels/triton/test_compilation.py",
@@ -15,7 +15,8 @@ ON_CHANGE = (
 # Folders with tests that start suites.
 SUITES = ("tests/cli/", "tests/clients/", "tests/scheduler/", "tests/system/")
 
-_BELOW = "not suite and not slow and not gpu and not compose"
+_SUITES = "suite and not slow and not gpu and not compose"
+_BELOW = f"not {_SUITES}"
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Tier:
         command: what a person types.
         budget_s: what it may take on two idle cores, once the environment is set up.
         marks: pytest's expression that the tests satisfy.
-        share: of those tests: ``quick`` ones, the ``rest``, or ``all``.
+        share: of those tests: ``quick`` ones, the ``rest``, those of the rest whose ``turn`` it is, or ``all``.
         starts_suites: the tests wait more than they compute, and no cost of them is known.
     """
 
@@ -48,7 +49,9 @@ class Tier:
 TIERS = {
     "quick": Tier("make test", 180, _BELOW, "quick"),
     "rest": Tier("make test-rest", 480, _BELOW, "rest"),
+    "rest-turn": Tier("make test-rest-turn", 240, _BELOW, "turn"),
     "all": Tier("make test-all", 600, _BELOW),
-    "suites": Tier("make test-suites", 600, f"suite and {_BELOW[14:]}", starts_suites=True),
+    "suites": Tier("make test-suites", 600, _SUITES, starts_suites=True),
+    "suites-turn": Tier("make test-suites-turn", 420, _SUITES, "turn", starts_suites=True),
     "nightly": Tier("make nightly", 4 * 3600, "not gpu and not compose", starts_suites=True),
 }

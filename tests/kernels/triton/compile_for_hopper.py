@@ -2,11 +2,13 @@
 
 Prints a JSON object a line: the kernel, its case, what it takes of a multiprocessor and which
 matrix instructions it holds. Not for the interpreter: run it without TRITON_INTERPRET.
+Arguments are the cases to compile; without them all are.
 """
 
 import json
 import re
 import subprocess
+import sys
 import tempfile
 from functools import partial
 from typing import Any
@@ -254,5 +256,5 @@ launch = JITFunction.run
 if __name__ == "__main__":
     triton.runtime.driver.set_active(Hopper())
     JITFunction.run = compile_instead
-    for case in CASES:
+    for case in sys.argv[1:] or CASES:
         CASES[case]()

@@ -14,10 +14,11 @@ from tests.waiting import eventually
 # The vandal is patient. The suite's processes are as always.
 pytestmark = pytest.mark.usefixtures("patient_with_redis")
 
-# The two that leave the most to put right; tests of the scheduler have all with every commit.
+# The two that leave the most to put right; tests of the scheduler have all.
 COMMITTED = (all_plain, all_changed)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     "vandal",
     [pytest.param(each, marks=() if each in COMMITTED else pytest.mark.slow) for each in VANDALS],
