@@ -37,12 +37,16 @@ RUN = """#!/bin/sh
 # Unpacks the sources and the packages, and runs benchmarks.gpu with the arguments.
 set -e
 here=$(cd "$(dirname "$0")" && pwd)
+python3 -c 'import sys; found = "%d.%d" % sys.version_info[:2]; found == "@PYTHON@" or sys.exit(
+    "the packages are for Python @PYTHON@, python3 is " + found)'
 to=$(mktemp -d)
-tar xf "$here/sources.tar.gz" -C "$to"
-tar xf "$here/site.tar.xz" -C "$to"
-cd "$to/sources"
-export PYTHONPATH="$to/site:$PWD/libs:$PWD" PYTHONUNBUFFERED=1
-exec python3 -m benchmarks.gpu "$@"
+# Of tar and Python, one can read xz.
+for each in sources.tar.gz site.tar.xz; do
+  tar xf "$here/$each" -C "$to" || python3 -m tarfile -e "$here/$each" "$to"
+done
+export PYTHONPATH="$to/site:$to/sources/libs:$to/sources" PYTHONUNBUFFERED=1
+# -P: the folder that this is called in may hold sources, too.
+exec python3 -P -m benchmarks.gpu "$@"
 """
 
 
@@ -63,7 +67,7 @@ def bundle(
     ]
     subprocess.run([*archive, "HEAD", ".", *WITHOUT], cwd=ROOT, check=True)
     script = directory / "run.sh"
-    script.write_text(RUN, encoding="utf-8")
+    script.write_text(RUN.replace("@PYTHON@", python), encoding="utf-8")
     script.chmod(0o755)
     names = needed({*without.split(","), *UNUSED}, python)
     with tempfile.TemporaryDirectory() as wheels:
@@ -87,15 +91,19 @@ def download(pinned: list[str], python: str, to: Path) -> None:
 
 
 def pack(wheel: Path, packed: tarfile.TarFile) -> None:
-    """Add a wheel's files to an archive, as they would be installed, without those to compile with."""
-    with tempfile.TemporaryDirectory() as directory, zipfile.ZipFile(wheel) as found:
-        kept = [
-            name
-            for name in found.namelist()
-            if not name.endswith(ENDINGS) and not any(word in name for word in WORDS)
-        ]
-        found.extractall(directory, kept)
-        packed.add(directory, "site")
+    """Add a wheel's files to an archive, as they would be installed, without those to compile with.
+
+    Programs stay executable: Redis is one of them.
+    """
+    with zipfile.ZipFile(wheel) as found:
+        for each in found.infolist():
+            name = each.filename
+            if each.is_dir() or name.endswith(ENDINGS) or any(word in name for word in WORDS):
+                continue
+            entry = tarfile.TarInfo(f"site/{name}")
+            entry.size, entry.mode = each.file_size, (each.external_attr >> 16) & 0o777 or 0o644
+            with found.open(each) as content:
+                packed.addfile(entry, content)
 
 
 def needed(without: set[str], python: str) -> list[str]:
