@@ -6,6 +6,7 @@ what it has measured, and costs no other one its result.
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -118,6 +119,9 @@ def _run_one(turn: ChosenArm, to: Path, limit_s: float) -> dict[str, Any]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+                # Models in the host's memory that it did not come to remove.
+                for left in Path("/dev/shm").glob("moesaic-bench-*"):
+                    shutil.rmtree(left, ignore_errors=True)
     took = round(time.monotonic() - began, 1)
     return outcome | {"mps": bool(found), "took_s": took, "outcome": ending}
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 import tarfile
 import zipfile
@@ -13,11 +14,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks import gpu_tests
 from benchmarks.common.models import GPT_OSS_20B, write_model
 from benchmarks.common.suite import DEMO
 from benchmarks.gpu import __main__ as session
 from benchmarks.gpu.arms import ARMS, RESERVE_S, ChosenArm, GpuArm, chosen
 from benchmarks.gpu.bundle import USUAL, needed, pack
+from benchmarks.gpu.outcomes import FILE
+from benchmarks.wide import roomiest
 from moesaic.cli.machine.facts import kernel_digests
 from moesaic.kernels.stored_weights import dequantised
 from moesaic.models.configuration.config import load_config
@@ -185,3 +189,50 @@ def test_measured_kernels_give_the_results_of_their_references(form: str) -> Non
         for name, prepare in case.peers.items():
             if name != "humming":
                 prepare()()
+
+
+ENDINGS = """
+import pytest
+
+def test_passes():
+    pass
+
+def test_fails():
+    raise AssertionError
+
+@pytest.mark.skip
+def test_is_skipped():
+    pass
+
+@pytest.fixture
+def fails_later():
+    yield
+    raise AssertionError
+
+def test_fails_at_its_end(fails_later):
+    pass
+"""
+
+
+def test_outcomes_of_tests_are_told_as_they_come(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    (tmp_path / "test_endings.py").write_text(ENDINGS)
+    (tmp_path / "test_unreadable.py").write_text("import nothing_of_that_name")
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "1", "-p", "benchmarks.gpu.outcomes"]
+    subprocess.run(
+        [*command, "--continue-on-collection-errors", "--rootdir", tmp_path, tmp_path],
+        env=os.environ | {FILE: str(told)},
+        stdout=subprocess.DEVNULL,
+        check=False,
+    )
+
+    figures = gpu_tests._result([], told)["figures"]
+
+    assert [figures[outcome] for outcome in ("passed", "failed", "skipped")] == [1, 3, 1]
+    failures = {name.partition("::")[2] or name for name in figures["failures"]}
+    assert failures == {"test_fails", "test_fails_at_its_end", "test_unreadable.py"}
+
+
+def test_a_model_is_written_where_there_is_room() -> None:
+    assert Path(roomiest(1 << 10) or "nowhere").is_dir()
+    assert roomiest(1 << 60) is None
