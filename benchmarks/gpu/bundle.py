@@ -3,9 +3,10 @@
     python -m benchmarks.gpu.bundle DIRECTORY              here, after ``make test``
     DIRECTORY/run.sh --minutes 10 --to RESULTS             on the GPU machine
 
-That machine needs Python with torch for CUDA, triton, transformers and pytest, which are too large or usual there.
+That machine needs Python with torch for CUDA, triton and transformers, which are too large or usual there.
 """
 
+import io
 import lzma
 import subprocess
 import sys
@@ -25,9 +26,15 @@ ROOT = Path(__file__).parents[2]
 WITHOUT = (":!models/training/data", ":!models/demo/united-*", ":!*.png", ":!*SAMPLES.md")
 EXTRAS = ("gateway", "scheduler", "attention", "expert", "structured", "cli")
 TESTING = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis")
-USUAL = ("torch", "triton", "transformers", "numpy", "scipy", "tokenizers", "safetensors")
+# The last two are of the versions that transformers takes there.
+USUAL = (
+    *("torch", "triton", "transformers", "numpy", "scipy", "tokenizers", "safetensors"),
+    *("huggingface-hub", "hf-xet"),
+)
 # ucxx names them, and imports them only for buffers that are not used here.
 UNUSED = ("librmm-cu13", "rmm-cu13", "cuda-bindings", "cuda-core", "cuda-pathfinder")
+# libucxx loads its libraries only where it finds this module, too.
+STAND_IN = ("site/librmm/__init__.py", b"def load_library(): pass\n")
 PLATFORMS = ("_2_31", "_2_28", "_2_27", "_2_17", "2014")
 # Of UCX's wheels, what is there to compile with and to measure it
 ENDINGS, WORDS = (".a", ".la", ".h", ".hpp", ".cmake", ".pc"), ("/bin/", "perftest")
@@ -78,6 +85,7 @@ def bundle(
         ):
             for wheel in sorted(Path(wheels).glob("*.whl")):
                 pack(wheel, packed)
+            add(packed, *STAND_IN)
     size = sum(path.stat().st_size for path in directory.iterdir())
     print(f"{directory}: {len(names)} packages, {size / (1 << 20):.0f} MiB")
 
@@ -100,10 +108,15 @@ def pack(wheel: Path, packed: tarfile.TarFile) -> None:
             name = each.filename
             if each.is_dir() or name.endswith(ENDINGS) or any(word in name for word in WORDS):
                 continue
-            entry = tarfile.TarInfo(f"site/{name}")
-            entry.size, entry.mode = each.file_size, (each.external_attr >> 16) & 0o777 or 0o644
-            with found.open(each) as content:
-                packed.addfile(entry, content)
+            mode = (each.external_attr >> 16) & 0o777 or 0o644
+            add(packed, f"site/{name}", found.read(each), mode)
+
+
+def add(packed: tarfile.TarFile, name: str, content: bytes, mode: int = 0o644) -> None:
+    """Add a file to an archive."""
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode = len(content), mode
+    packed.addfile(entry, io.BytesIO(content))
 
 
 def needed(without: set[str], python: str) -> list[str]:

@@ -233,6 +233,16 @@ def test_outcomes_of_tests_are_told_as_they_come(tmp_path: Path) -> None:
     assert failures == {"test_fails", "test_fails_at_its_end", "test_unreadable.py"}
 
 
+def test_the_folders_of_gpu_tests_hold_all_of_them() -> None:
+    root, mark = gpu_tests.ROOT, ".".join(("mark", "gpu"))
+    folders = [root / folder for folder in (*gpu_tests.FOLDERS, *gpu_tests.OVER_UCX)]
+
+    marked = [path for path in (root / "tests").rglob("*.py") if mark in path.read_text()]
+
+    assert len(marked) > 5
+    assert [path for path in marked if not any(path.is_relative_to(each) for each in folders)] == []
+
+
 def test_a_model_is_written_where_there_is_room() -> None:
     assert Path(roomiest(1 << 10) or "nowhere").is_dir()
     assert roomiest(1 << 60) is None
