@@ -73,8 +73,9 @@ def _served(quick: bool, rounds: int) -> Iterator[dict[str, Any]]:
     torch.cuda.empty_cache()
     figures: dict[str, Any] = {"gemm_bf16_tflops": round(peak / 1e12, 1)}
     for name, model in MODELS.items():
+        found: dict[str, Any] = {}
         layers = model.quick_layers if quick else model.config["num_hidden_layers"]
-        figures[f"{name}, {layers} layers"] = found = {}
+        figures[f"{name}, {layers} layers"] = found
         for _ in _measured({**model.config, "num_hidden_layers": layers}, peak, rounds, found):
             yield _result(figures, rounds)
 

@@ -56,14 +56,12 @@ def _measured(quick: bool) -> Iterator[dict[str, Any]]:
     for make in all_cases(quick):
         name = " ".join([make.func.__name__, *map(str, make.args)])
         try:
-            case = make()
-            kernels = figures["kernels"].setdefault(case.kernel_name, {})
-            kernels[case.name] = _figures(case, timer, ceilings)
+            kernel, case, found = _figures(make, timer, ceilings)
+            figures["kernels"].setdefault(kernel, {})[case] = found
         # Others may still be measured, whatever this was.
         except Exception as error:
             failed.append(name)
             notes.append(f"{name}: {type(error).__name__}: {error}"[:400])
-        case = None
         torch.cuda.empty_cache()
         yield result
     figures["ceilings_after"] = Ceilings.measured(timer).told()
@@ -111,10 +109,14 @@ class Ceilings:
         }
 
 
-def _figures(case: "KernelCase", timer: "Timer", ceilings: Ceilings) -> dict[str, Any]:
+def _figures(
+    make: "Callable[[], KernelCase]", timer: "Timer", ceilings: Ceilings
+) -> tuple[str, str, dict[str, Any]]:
+    """Measure one case; return the names of its kernel and of itself, and its figures."""
+    case = make()
     time_us, spread_us = timer(case.kernel)
     floor_us = ceilings.floor_us(case.num_bytes, case.num_operations)
-    return {
+    figures = {
         "relative_error": case.relative_error(),
         "time_us": time_us,
         "time_us_quartiles": spread_us,
@@ -122,6 +124,7 @@ def _figures(case: "KernelCase", timer: "Timer", ceilings: Ceilings) -> dict[str
         "share_of_ceiling": round(floor_us / time_us, 3),
         **{f"{name}_us": _time_of_peer(timer, peer) for name, peer in case.peers.items()},
     }
+    return case.kernel_name, case.name, figures
 
 
 class Timer:

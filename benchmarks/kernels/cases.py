@@ -84,7 +84,7 @@ SHAPES = (
 )
 
 
-def all_cases(quick: bool) -> Iterator[Callable[[], KernelCase]]:
+def all_cases(quick: bool) -> Iterator["partial[KernelCase]"]:
     """Every case, the most telling first; each is made when it is called, so that memory holds one at a time."""
     for num_rows in (1, 64, 4096) if quick else (1, 16, 64, 256, 1024, 8192):
         yield partial(experts, SHAPES[0], num_rows)

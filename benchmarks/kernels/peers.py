@@ -5,6 +5,7 @@ Each function prepares its inputs and returns the work to time. What is missing,
 
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from inspect import signature
 from typing import Any
 
@@ -46,7 +47,7 @@ def experts_by_humming(
 
     def product(stack: Tensor) -> GroupedProduct:
         layer, grouped = _humming_layer(stack, form), {"gemm_type": "grouped_contiguous"}
-        return lambda rows, ends: layer(rows, expert_layout=ends, compute_config=grouped)  # type: ignore[no-any-return]
+        return lambda rows, ends: layer(rows, expert_layout=ends, compute_config=grouped)
 
     return _grouped(hidden, weights, slots, len(gate_up), product(gate_up), product(down))
 
@@ -57,16 +58,18 @@ def linear_by_humming(x: Tensor, weight: Tensor, form: str) -> Work:
 
 
 def _humming_layer(weight: Tensor, form: str) -> Any:
-    from humming.layer import HummingLayer
-
     *experts, num_out, num_in = weight.shape
-    layer = HummingLayer(
-        shape_n=num_out,
-        shape_k=num_in,
-        num_experts=experts[0] if experts else None,
-        weight_config=dict(HUMMING_FORMS[form]),
-        torch_dtype=torch.bfloat16,
-    ).cuda()
+    layer = (
+        import_module("humming.layer")
+        .HummingLayer(
+            shape_n=num_out,
+            shape_k=num_in,
+            num_experts=experts[0] if experts else None,
+            weight_config=dict(HUMMING_FORMS[form]),
+            torch_dtype=torch.bfloat16,
+        )
+        .cuda()
+    )
     layer.load_from_unquantized(weight)
     layer.transform()
     return layer
@@ -135,26 +138,22 @@ def _by_torch(queries: Tensor, keys: Tensor, values: Tensor) -> Work:
 
 
 def _by_varlen(queries: Tensor, keys: Tensor, values: Tensor) -> Work:
-    from torch.nn.attention.varlen import varlen_attn
-
+    attend: Any = import_module("torch.nn.attention.varlen").varlen_attn
     (batch, num_rows), length = queries.shape[:2], keys.shape[1]
     ends = torch.arange(batch + 1, dtype=torch.int32, device="cuda")
-    # Where there is no such argument, heads are grouped unasked.
-    grouped = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+    # Torch 2.11 has no such argument, and groups heads unasked.
+    grouped = {"enable_gqa": True} if "enable_gqa" in signature(attend).parameters else {}
     rows = [each.flatten(0, 1) for each in (queries, keys, values)]
+    where = (ends * num_rows, ends * length, num_rows, length)
     causal = (-1, 0)
-    last = (ends * num_rows, ends * length, num_rows, length)
-    return lambda: varlen_attn(*rows, *last, window_size=causal, **grouped)
+    return lambda: attend(*rows, *where, window_size=causal, **grouped)
 
 
 def _by_flash(queries: Tensor, keys: Tensor, values: Tensor, **more: Tensor) -> Work:
     # Unlike flash_attn_func, it divides long keys among programs by itself.
-    from flash_attn_interface import flash_attn_with_kvcache
-
+    attend = import_module("flash_attn_interface").flash_attn_with_kvcache
     lengths = _lengths(keys)
-    return lambda: flash_attn_with_kvcache(
-        queries, keys, values, cache_seqlens=lengths, causal=True, **more
-    )
+    return lambda: attend(queries, keys, values, cache_seqlens=lengths, causal=True, **more)
 
 
 def _latent_by_flash(queries: Tensor, cached: Tensor, values: int) -> Work:
@@ -164,13 +163,12 @@ def _latent_by_flash(queries: Tensor, cached: Tensor, values: int) -> Work:
 
 
 def _latent_by_flash_mla(queries: Tensor, cached: Tensor, values: int) -> Work:
-    from flash_mla import flash_mla_with_kvcache, get_mla_metadata
-
+    flash_mla = import_module("flash_mla")
     batch, lengths = len(cached), _lengths(cached)
     blocks = cached.view(-1, FLASH_MLA_BLOCK, *cached.shape[2:])
     table = torch.arange(len(blocks), dtype=torch.int32, device="cuda").view(batch, -1)
-    plan = get_mla_metadata(lengths, queries.shape[1] * queries.shape[2], 1)
-    return lambda: flash_mla_with_kvcache(
+    plan = flash_mla.get_mla_metadata(lengths, queries.shape[1] * queries.shape[2], 1)
+    return lambda: flash_mla.flash_mla_with_kvcache(
         queries, blocks, table, lengths, values, *plan, causal=True
     )
 

@@ -67,7 +67,7 @@ def bench(
         raise CommandError(f"--json {json_to}: no such directory", Exit.USAGE)
     say(f"{name}: measuring{', quick' if quick else ''}")
     before, machine = gemm_gflops(), machine_facts()
-    known = {
+    facts = {
         "name": name,
         "commit": commit(),
         "machine": {**machine, "gemm_gflops_before": before},
@@ -75,7 +75,7 @@ def bench(
     }
     with _ending_at_sigterm():
         for measured in _states(module, quick):
-            result = {**known, **_told(measured)}
+            result: dict[str, Any] = {**facts, **_told(measured)}
             if json_to not in (None, "-"):
                 _write(str(json_to), {**result, "unfinished": True})
     result["machine"]["gemm_gflops_after"] = gemm_gflops()
