@@ -79,7 +79,7 @@ def _measured(quick: bool) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What the device can do at most.
+    """Rates of the device that kernels are compared with.
 
     Attributes:
         copied: bytes a second of a large copy, read and written ones counted.

@@ -1,4 +1,4 @@
-"""Others' code on the inputs of a case: torch's, and FlashAttention 3, FlashMLA and Humming where they are installed.
+"""Code of others on the inputs of a case: torch's, and FlashAttention 3, FlashMLA and Humming where they are installed.
 
 Each function prepares its inputs and returns the work to time. What is missing, or cannot do it, raises an error.
 """
@@ -107,7 +107,7 @@ def _grouped(
 def attention_peers(
     layout: KVLayout, num_heads: int, batch: int, num_rows: int, length: int
 ) -> Peers:
-    """Others' attention. Their keys lie side by side already, but for FlashMLA's, which are in blocks."""
+    """Attention of others. Their keys lie side by side already, except for FlashMLA's, which are in blocks."""
     queries = partial(_normal, batch, num_rows, num_heads, layout.key_dim)
     if layout.value_column == 0:
         cached = partial(_normal, batch, length, 1, layout.key_dim)
