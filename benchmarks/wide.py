@@ -1,7 +1,7 @@
 """Models that fill a GPU, of random weights: Qwen3-30B-A3B in bfloat16 and gpt-oss-20b in MXFP4, served over REST.
 
-Their files, 61 and 13 GB with all layers, are drawn on the device. They are written to the shared memory if it has room,
-else to the directory for temporary files.
+Their files, 61 and 13 GB with all layers, are drawn on the device. They are written to the shared memory if it has
+room, else to the directory for temporary files.
 """
 
 import math
