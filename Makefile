@@ -167,7 +167,7 @@ bench: .venv/installed-dev
 	@$(BIN)/moesaic bench edge $(ARGS)
 	@$(BIN)/moesaic bench simulate $(ARGS)
 
-# Tests and benchmarks for a CUDA device, as many as fit: make gpu MINUTES=10. Without a device there is nothing to do.
+# Tests and benchmarks for a CUDA device, as many as fit: make gpu MINUTES=10. Without a device its status is 3.
 # On a machine where nothing may be installed, name a Python that has what they need: make gpu GPU_PYTHON=python3.
 # For a machine without a network, see benchmarks/gpu/bundle.py.
 GPU_PYTHON ?=

@@ -4,6 +4,7 @@ The model is the demo model, so a step computes next to nothing: the rates show 
 """
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -26,18 +27,27 @@ ARMS = {
 }
 
 
-def run(quick: bool) -> dict[str, Any]:
-    """Serve the demo model in every arm, three times or once."""
+def run(quick: bool) -> Iterator[dict[str, Any]]:
+    """Serve the demo model in every arm, three times or once; what there is to tell after each."""
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if found < DEVICES:
         raise CommandError(
             f"gpu-ranks needs {DEVICES} CUDA devices, and a torch that was built for them; got {found}",
             Exit.UNHEALTHY,
         )
-    rounds = 1 if quick else 3
+    return _served(1 if quick else 3)
+
+
+def _served(rounds: int) -> Iterator[dict[str, Any]]:
     with running_suite("--topology", "local", "--devices", "cpu") as suite:
         expected = asyncio.run(texts_of(suite, TEXTS))
-    figures = {name: measured(arm, expected, rounds) for name, arm in ARMS.items()}
+    figures: dict[str, Any] = {}
+    for name, arm in ARMS.items():
+        figures[name] = measured(arm, expected, rounds)
+        yield _result(figures, rounds)
+
+
+def _result(figures: dict[str, Any], rounds: int) -> dict[str, Any]:
     wrong = [name for name, arm in figures.items() if not arm.get("same_answers_as_a_cpu")]
     return {
         "config": {"device": torch.cuda.get_device_name(), "rounds": rounds, "dtype": "float32"},

@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from benchmarks.brownout import set_thresholds
 from benchmarks.common.suite import DEMO, RunningSuite, running_suite
 from benchmarks.engine.bench import EngineWorkload
 from benchmarks.engine.sides import COMPLETIONS, openai_side
+from benchmarks.gpu.mps import WITHOUT
 from moesaic.cli.terminal.outcome import CommandError, Exit
 
 ON_GPU = {"MOESAIC_DEVICE": "cuda", "MOESAIC_THREADS": "4"}
@@ -46,36 +47,47 @@ class ServedArm:
     Attributes:
         flags: of ``moesaic up``.
         settings: of its services, besides the device.
-        killed: an expert worker that is killed while it answers; empty: none.
+        killed: an expert worker that is killed while it answers, and nothing else is measured; empty: none.
     """
 
     flags: tuple[str, ...]
-    settings: dict[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
     killed: str = ""
 
 
 APART = ("--topology", "disaggregated", "--experts", "2", "--slots-per-layer", "16")
 ARMS = {
     "local": ServedArm(("--topology", "local")),
-    "disaggregated": ServedArm(APART, killed="expert-0"),
+    "disaggregated": ServedArm(APART),
     "disaggregated, over the host": ServedArm(APART, {"UCX_TLS": "tcp"}),
     "gathered": ServedArm(("--topology", "gathered", "--attention", "2")),
     "offload": ServedArm(("--topology", "local", "--offload")),
     "edge": ServedArm(("--topology", "edge", "--agents", "2")),
+    # A process that is killed may take the service with it that others share the device by.
+    "a death": ServedArm(APART, WITHOUT, killed="expert-0"),
 }
-QUICK = "local", "disaggregated", "gathered"
+QUICK = "local", "disaggregated", "gathered", "a death"
 
 
-def run(quick: bool) -> dict[str, Any]:
-    """Serve the demo model in every arm; ``quick``: in three, once."""
+def run(quick: bool) -> Iterator[dict[str, Any]]:
+    """Serve the demo model in every arm, and tell after each; ``quick``: in four, once."""
     if not torch.cuda.is_available():
         raise CommandError(
             "serving needs a CUDA device, and a torch that was built for it", Exit.UNHEALTHY
         )
-    rounds = 1 if quick else 3
+    return _served(QUICK if quick else tuple(ARMS), 1 if quick else 3)
+
+
+def _served(names: Sequence[str], rounds: int) -> Iterator[dict[str, Any]]:
     with running_suite("--topology", "local", "--devices", "cpu") as suite:
         expected = asyncio.run(texts_of(suite, TEXTS))
-    figures = {name: measured(ARMS[name], expected, rounds) for name in (QUICK if quick else ARMS)}
+    figures: dict[str, Any] = {}
+    for name in names:
+        figures[name] = measured(ARMS[name], expected, rounds)
+        yield _result(figures, rounds)
+
+
+def _result(figures: dict[str, Any], rounds: int) -> dict[str, Any]:
     wrong = [name for name, figure in figures.items() if "error" in figure or not _right(figure)]
     return {
         "config": {"device": torch.cuda.get_device_name(), "rounds": rounds, "dtype": "float32"},
@@ -84,7 +96,7 @@ def run(quick: bool) -> dict[str, Any]:
             "tokens/s over REST, medians of the rounds: generated ones, their prompts in the time; prefill: of prompts",
             "after_a_death: answers that were running when an expert worker was killed, and that were the same",
             "over the host: UCX_TLS=tcp, tensors within frames",
-            "one GPU: processes share it, under MPS if the session says so",
+            "one GPU: processes share it, under MPS if the session says so; a death: without MPS",
         ],
         "failed": f"no answer, or another than a CPU's: {', '.join(wrong)}" if wrong else None,
     }
@@ -98,18 +110,21 @@ def _right(figure: dict[str, Any]) -> bool:
 def measured(arm: ServedArm, expected: list[str], rounds: int) -> dict[str, Any]:
     """Measure one arm; what it could not do is its result."""
     generator, started = torch.Generator().manual_seed(5), time.perf_counter()
+    figure: dict[str, Any] = {}
     try:
         with running_suite(*arm.flags, **ON_GPU, **arm.settings) as suite, client_of(suite) as rest:
-            figure: dict[str, Any] = {"start_s": round(time.perf_counter() - started, 1)}
+            figure["start_s"] = round(time.perf_counter() - started, 1)
             figure["same_answers_as_a_cpu"] = asyncio.run(texts_of(suite, TEXTS)) == expected
+            if arm.killed:
+                figure["after_a_death"] = asyncio.run(_after_a_death(suite, arm.killed))
+                return figure
             figure |= rates(rest, DEMO.name, WORKLOADS, generator, rounds)
             if "gathered" not in arm.flags and "--offload" not in arm.flags:
                 figure["degraded"] = _degraded(suite, rest, generator)
-            if arm.killed:
-                figure["after_a_death"] = asyncio.run(_after_a_death(suite, arm.killed))
             return figure
-    except (RuntimeError, httpx.HTTPError) as error:
-        return {"error": str(error)[-400:]}
+    # Later arms may still be measured, whatever this was.
+    except Exception as error:
+        return figure | {"error": f"{type(error).__name__}: {error}"[-400:]}
 
 
 def client_of(suite: RunningSuite) -> httpx.Client:

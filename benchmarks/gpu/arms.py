@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 RESERVE_S = 20.0  # of the time, for starts and for results to be written
-PATIENCE = 3.0  # an arm may take so many times its estimate, if time is left
+PATIENCE = 1.5  # an arm may take so many times its estimate; more, if the later ones still fit
+IMPOSSIBLE = "not possible:"  # how the outcome of an arm begins that this machine cannot run
 
 
 @dataclass(frozen=True)
@@ -28,15 +29,15 @@ class GpuArm:
 
 # The most telling first. No run has stated these times yet; each run records its own.
 ARMS = (
-    GpuArm("gpu-tests", 100, 100),
-    GpuArm("kernels", 60, 240),
-    GpuArm("serving", 120, 420, shares_device=True),
-    GpuArm("wide", 120, 360, shares_device=True),
+    GpuArm("kernels", 80, 290),
+    GpuArm("gpu-tests", 90, 90),
+    GpuArm("serving", 145, 445, shares_device=True),
+    GpuArm("wide", 160, 445, shares_device=True),
     GpuArm("steps", 30, 90),
-    GpuArm("gpu-ranks", 100, 240, devices=2),
     GpuArm("sampling", 15, 30),
     GpuArm("aebs", 20, 40),
     GpuArm("costs", 40, 120),
+    GpuArm("gpu-ranks", 100, 240, devices=2),
 )
 
 
@@ -52,16 +53,20 @@ class ChosenArm:
         """Seconds that it should take."""
         return self.arm.quick_s if self.quick else self.arm.whole_s
 
-    def limit_s(self, left_s: float) -> float:
-        """Count the seconds after which it is ended, if ``left_s`` are left for all."""
-        return min(PATIENCE * self.estimate_s, max(0.0, left_s - RESERVE_S))
+    def limit_s(self, left_s: float, later_s: float = 0.0) -> float:
+        """Count the seconds after which it is ended.
+
+        ``left_s`` are left for all, of which later ones should take ``later_s``.
+        """
+        spare_s = max(0.0, left_s - RESERVE_S)
+        return min(spare_s, max(PATIENCE * self.estimate_s, spare_s - later_s))
 
 
 def within_devices(arms: Sequence[GpuArm], devices: int) -> tuple[list[GpuArm], dict[str, str]]:
     """Divide the arms into those that ``devices`` are enough for and the others, with the reason."""
     possible = [arm for arm in arms if arm.devices <= devices]
     return possible, {
-        arm.bench: f"it needs {arm.devices} CUDA devices, and there are {devices}"
+        arm.bench: f"{IMPOSSIBLE} it needs {arm.devices} CUDA devices, and there are {devices}"
         for arm in arms
         if arm.devices > devices
     }

@@ -3,9 +3,10 @@
     python -m benchmarks.gpu.bundle DIRECTORY              here, after ``make test``
     DIRECTORY/run.sh --minutes 10 --to RESULTS             on the GPU machine
 
-That machine needs Python with torch for CUDA, triton, transformers and pytest, which are too large or usual there.
+That machine needs Python with torch for CUDA, triton and transformers, which are too large or usual there.
 """
 
+import io
 import lzma
 import subprocess
 import sys
@@ -25,9 +26,15 @@ ROOT = Path(__file__).parents[2]
 WITHOUT = (":!models/training/data", ":!models/demo/united-*", ":!*.png", ":!*SAMPLES.md")
 EXTRAS = ("gateway", "scheduler", "attention", "expert", "structured", "cli")
 TESTING = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis")
-USUAL = ("torch", "triton", "transformers", "numpy", "scipy", "tokenizers", "safetensors")
+# The last two are of the versions that transformers takes there.
+USUAL = (
+    *("torch", "triton", "transformers", "numpy", "scipy", "tokenizers", "safetensors"),
+    *("huggingface-hub", "hf-xet"),
+)
 # ucxx names them, and imports them only for buffers that are not used here.
 UNUSED = ("librmm-cu13", "rmm-cu13", "cuda-bindings", "cuda-core", "cuda-pathfinder")
+# libucxx loads its libraries only where it finds this module, too.
+STAND_IN = ("site/librmm/__init__.py", b"def load_library(): pass\n")
 PLATFORMS = ("_2_31", "_2_28", "_2_27", "_2_17", "2014")
 # Of UCX's wheels, what is there to compile with and to measure it
 ENDINGS, WORDS = (".a", ".la", ".h", ".hpp", ".cmake", ".pc"), ("/bin/", "perftest")
@@ -37,12 +44,16 @@ RUN = """#!/bin/sh
 # Unpacks the sources and the packages, and runs benchmarks.gpu with the arguments.
 set -e
 here=$(cd "$(dirname "$0")" && pwd)
+python3 -c 'import sys; found = "%d.%d" % sys.version_info[:2]; found == "@PYTHON@" or sys.exit(
+    "the packages are for Python @PYTHON@, python3 is " + found)'
 to=$(mktemp -d)
-tar xf "$here/sources.tar.gz" -C "$to"
-tar xf "$here/site.tar.xz" -C "$to"
-cd "$to/sources"
-export PYTHONPATH="$to/site:$PWD/libs:$PWD" PYTHONUNBUFFERED=1
-exec python3 -m benchmarks.gpu "$@"
+# Of tar and Python, one can read xz.
+for each in sources.tar.gz site.tar.xz; do
+  tar xf "$here/$each" -C "$to" || python3 -m tarfile -e "$here/$each" "$to"
+done
+export PYTHONPATH="$to/site:$to/sources/libs:$to/sources" PYTHONUNBUFFERED=1
+# -P: the folder that this is called in may hold sources, too.
+exec python3 -P -m benchmarks.gpu "$@"
 """
 
 
@@ -63,7 +74,7 @@ def bundle(
     ]
     subprocess.run([*archive, "HEAD", ".", *WITHOUT], cwd=ROOT, check=True)
     script = directory / "run.sh"
-    script.write_text(RUN, encoding="utf-8")
+    script.write_text(RUN.replace("@PYTHON@", python), encoding="utf-8")
     script.chmod(0o755)
     names = needed({*without.split(","), *UNUSED}, python)
     with tempfile.TemporaryDirectory() as wheels:
@@ -74,6 +85,7 @@ def bundle(
         ):
             for wheel in sorted(Path(wheels).glob("*.whl")):
                 pack(wheel, packed)
+            add(packed, *STAND_IN)
     size = sum(path.stat().st_size for path in directory.iterdir())
     print(f"{directory}: {len(names)} packages, {size / (1 << 20):.0f} MiB")
 
@@ -87,15 +99,24 @@ def download(pinned: list[str], python: str, to: Path) -> None:
 
 
 def pack(wheel: Path, packed: tarfile.TarFile) -> None:
-    """Add a wheel's files to an archive, as they would be installed, without those to compile with."""
-    with tempfile.TemporaryDirectory() as directory, zipfile.ZipFile(wheel) as found:
-        kept = [
-            name
-            for name in found.namelist()
-            if not name.endswith(ENDINGS) and not any(word in name for word in WORDS)
-        ]
-        found.extractall(directory, kept)
-        packed.add(directory, "site")
+    """Add a wheel's files to an archive, as they would be installed, without those to compile with.
+
+    Programs stay executable: Redis is one of them.
+    """
+    with zipfile.ZipFile(wheel) as found:
+        for each in found.infolist():
+            name = each.filename
+            if each.is_dir() or name.endswith(ENDINGS) or any(word in name for word in WORDS):
+                continue
+            mode = (each.external_attr >> 16) & 0o777 or 0o644
+            add(packed, f"site/{name}", found.read(each), mode)
+
+
+def add(packed: tarfile.TarFile, name: str, content: bytes, mode: int = 0o644) -> None:
+    """Add a file to an archive."""
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode = len(content), mode
+    packed.addfile(entry, io.BytesIO(content))
 
 
 def needed(without: set[str], python: str) -> list[str]:

@@ -6,74 +6,125 @@ the rate of a large bfloat16 product. Launches are replayed from a CUDA graph, s
 is not the kernel's; the L2 cache is emptied before each.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from benchmarks.kernels.cuda_transfer import measure_transfers
 from moesaic.cli.terminal.outcome import CommandError, Exit
 
+if TYPE_CHECKING:
+    from benchmarks.kernels.cases import KernelCase
+
 REPEATS = 50
 GEMM_SIZE = 8192
 COPY_BYTES = 2 << 30
 
 
-def run(quick: bool) -> dict[str, Any]:
-    """Measure ceilings, kernels, and transfers between processes."""
+def run(quick: bool) -> Iterator[dict[str, Any]]:
+    """Measure ceilings, kernels, and transfers between processes; tell after each."""
     if not torch.cuda.is_available():
         raise CommandError(
             "kernels needs a CUDA device, and a torch that was built for it", Exit.UNHEALTHY
         )
-    # These two need triton.
+    return _measured(quick)
+
+
+def _measured(quick: bool) -> Iterator[dict[str, Any]]:
+    # These need triton.
     from benchmarks.kernels.cases import all_cases
     from benchmarks.kernels.tiles import measure_tiles
 
     repeats = REPEATS // 5 if quick else REPEATS
     timer = Timer(repeats)
-    copied, read, rate = copy_bandwidth(timer), read_bandwidth(timer), gemm_rate(timer)
-    bandwidth = max(copied, read)
-    kernels: dict[str, Any] = {}
-    for case in all_cases(quick):
-        time_us, spread_us = timer(case.kernel)
-        floor_us = 1e6 * max(case.num_bytes / bandwidth, case.num_operations / rate)
-        kernels.setdefault(case.kernel_name, {})[case.name] = {
-            "relative_error": case.relative_error(),
-            "time_us": time_us,
-            "time_us_quartiles": spread_us,
-            "floor_us": round(floor_us, 2),
-            "share_of_ceiling": round(floor_us / time_us, 3),
-            **{f"{name}_us": _time_of_peer(timer, peer) for name, peer in case.peers.items()},
-        }
-        torch.cuda.empty_cache()
-    ceilings = {
-        "copy_gb_per_s": round(copied / 1e9, 1),
-        "read_gb_per_s": round(read / 1e9, 1),
-        "gemm_bf16_tflops": round(rate / 1e12, 1),
-    }
-    transfers, notes = measure_transfers("cuda", repeats)
-    return {
+    ceilings = Ceilings.measured(timer)
+    figures: dict[str, Any] = {"ceilings": ceilings.told(), "kernels": {}}
+    notes = [
+        "share_of_ceiling: the floor over the median time; 1 would be the measured ceiling",
+        "other names with _us: the same result by others, under the same clock; a text says why there is none",
+        *(["quick: fewer cases and repeats, the same code path"] if quick else []),
+    ]
+    failed: list[str] = []
+    result: dict[str, Any] = {
         "config": {"repeats": repeats, "dtype": "bfloat16", "device": device_facts()},
-        "figures": {
-            "ceilings": ceilings,
-            "ceilings_after": {
-                "copy_gb_per_s": round(copy_bandwidth(timer) / 1e9, 1),
-                "read_gb_per_s": round(read_bandwidth(timer) / 1e9, 1),
-                "gemm_bf16_tflops": round(gemm_rate(timer) / 1e12, 1),
-            },
-            "kernels": kernels,
-            "transfers": transfers,
-            "tiles_us": {} if quick else measure_tiles(timer),
-        },
-        "notes": [
-            "share_of_ceiling: the floor over the median time; 1 would be the measured ceiling",
-            "torch_us: the same result by torch's own operations, under the same clock; grouped_mm_us, "
-            "flash_attention_3_us: by those functions",
-            *notes,
-            *(["quick: fewer cases and repeats, the same code path"] if quick else []),
-        ],
+        "figures": figures,
+        "notes": notes,
     }
+    for make in all_cases(quick):
+        name = " ".join([make.func.__name__, *map(str, make.args)])
+        try:
+            kernel, case, found = _figures(make, timer, ceilings)
+            figures["kernels"].setdefault(kernel, {})[case] = found
+        # Others may still be measured, whatever this was.
+        except Exception as error:
+            failed.append(name)
+            notes.append(f"{name}: {type(error).__name__}: {error}"[:400])
+        torch.cuda.empty_cache()
+        yield result
+    figures["ceilings_after"] = Ceilings.measured(timer).told()
+    yield result
+    figures["transfers"], more = measure_transfers("cuda", repeats)
+    notes += more
+    yield result
+    if not quick:
+        figures["tiles_us"] = {}
+        for name, times in measure_tiles(timer):
+            figures["tiles_us"][name] = times
+            yield result
+    yield result | {"failed": f"not measured: {', '.join(failed)}" if failed else None}
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Rates of the device that kernels are compared with.
+
+    Attributes:
+        copied: bytes a second of a large copy, read and written ones counted.
+        read: bytes a second of a large sum, which writes next to nothing: more than a copy may come to.
+        rate: operations a second of a large product.
+    """
+
+    copied: float
+    read: float
+    rate: float
+
+    @classmethod
+    def measured(cls, timer: "Timer") -> "Ceilings":
+        """Measure all three."""
+        return cls(copy_bandwidth(timer), read_bandwidth(timer), gemm_rate(timer))
+
+    def floor_us(self, num_bytes: int, num_operations: int) -> float:
+        """Count the microseconds below which that work cannot be done."""
+        return 1e6 * max(num_bytes / max(self.copied, self.read), num_operations / self.rate)
+
+    def told(self) -> dict[str, float]:
+        """Tell them in the units of data sheets."""
+        return {
+            "copy_gb_per_s": round(self.copied / 1e9, 1),
+            "read_gb_per_s": round(self.read / 1e9, 1),
+            "gemm_bf16_tflops": round(self.rate / 1e12, 1),
+        }
+
+
+def _figures(
+    make: "Callable[[], KernelCase]", timer: "Timer", ceilings: Ceilings
+) -> tuple[str, str, dict[str, Any]]:
+    """Measure one case; return the names of its kernel and of itself, and its figures."""
+    case = make()
+    time_us, spread_us = timer(case.kernel)
+    floor_us = ceilings.floor_us(case.num_bytes, case.num_operations)
+    figures = {
+        "relative_error": case.relative_error(),
+        "time_us": time_us,
+        "time_us_quartiles": spread_us,
+        "floor_us": round(floor_us, 2),
+        "share_of_ceiling": round(floor_us / time_us, 3),
+        **{f"{name}_us": _time_of_peer(timer, peer) for name, peer in case.peers.items()},
+    }
+    return case.kernel_name, case.name, figures
 
 
 class Timer:
@@ -102,12 +153,12 @@ class Timer:
         return round(median(times), 2), [round(time, 2) for time in quartiles]
 
 
-def _time_of_peer(timer: Timer, peer: Callable[[], object]) -> float | str:
+def _time_of_peer(timer: Timer, peer: Callable[[], Callable[[], object]]) -> float | str:
     """Time others' code; its failure is its result."""
     try:
-        return timer(peer)[0]
-    except (RuntimeError, TypeError) as error:
-        return str(error)[:200]
+        return timer(peer())[0]
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:200]
 
 
 def _event() -> torch.cuda.Event:
@@ -126,9 +177,13 @@ def captured(work: Callable[[], object]) -> Callable[[], object]:
     torch.cuda.synchronize()
     if getattr(work, "waits", False):
         return work
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
+    graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    try:
+        with torch.cuda.graph(graph):
+            work()
+    finally:
+        # A capture that fails leaves its own stream.
+        torch.cuda.set_stream(here)
     return graph.replay
 
 

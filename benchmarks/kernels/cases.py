@@ -1,20 +1,27 @@
 """Inputs that the kernels are measured on: the layers of known models, at the batch sizes of decode and prefill."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from importlib import import_module
-from importlib.util import find_spec
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from benchmarks.kernels.peers import (
+    Peers,
+    attention_peers,
+    experts_by_grouped_mm,
+    experts_by_humming,
+    linear_by_humming,
+)
 from moesaic.brownout import split
 from moesaic.brownout.split import Level
 from moesaic.kernels import grouped_experts as torch_experts
 from moesaic.kernels.gated_mlp import CodedMLP, PlainMLP, make_mlp
 from moesaic.kernels.kv_rows import store_grouped_reference
+from moesaic.kernels.linear import make_linear
 from moesaic.kernels.paged_attention import paged_attention_reference
 from moesaic.kernels.paged_rows import KVLayout, PagedRows
 from moesaic.kernels.promised import LayerSubstitution, PromisedRows
@@ -49,7 +56,9 @@ class KernelCase:
     reference: Callable[[], Tensor]
     num_bytes: int  # the fewest that must move
     num_operations: int
-    peers: Mapping[str, Callable[[], object]] = field(default_factory=dict)  # others' ways, by name
+    peers: Peers = field(
+        default_factory=dict
+    )  # others' ways, by name; each prepares its work when it is called
 
     def relative_error(self) -> float:
         """Norm of the difference to the reference over the reference's norm."""
@@ -75,29 +84,31 @@ SHAPES = (
 )
 
 
-def all_cases(quick: bool) -> Iterator[KernelCase]:
-    """Every case, made when its turn comes, so that memory holds one at a time."""
-    for shape in SHAPES[:1] if quick else SHAPES:
-        for num_rows in (1, 64, 4096) if quick else (1, 16, 64, 256, 1024, 8192):
-            yield experts(shape, num_rows)
-    for form in ("fp8", "mxfp4"):
-        for num_rows in (1, 64) if quick else (1, 16, 64, 1024):
-            yield experts(SHAPES[0], num_rows, form)
-    for num_rows in (64, 8192):
-        yield gate(num_rows)
-        yield brownout(num_rows)
-        yield norm(num_rows)
-        yield rows_of_cache(num_rows)
+def all_cases(quick: bool) -> Iterator["partial[KernelCase]"]:
+    """Every case, the most telling first; each is made when it is called, so that memory holds one at a time."""
+    for num_rows in (1, 64, 4096) if quick else (1, 16, 64, 256, 1024, 8192):
+        yield partial(experts, SHAPES[0], num_rows)
     grouped, latent = KVLayout.grouped(4, 128), KVLayout.latent(512, 64)
     layouts = ((grouped, 32), (latent, 16), (latent, 128))
     for layout, num_heads in layouts:
-        for batch, length in ((64, 4096),) if quick else ((1, 32768), (64, 512), (64, 4096)):
-            yield attention(layout, num_heads, batch, 1, length)
+        for batch, length in ((64, 4096),) if quick else ((64, 4096), (1, 32768), (64, 512)):
+            yield partial(attention, layout, num_heads, batch, 1, length)
+    for form in ("fp8", "mxfp4"):
+        for num_rows in (1, 64) if quick else (1, 16, 64, 1024):
+            yield partial(experts, SHAPES[0], num_rows, form)
+            yield partial(linear, num_rows, form)
     for rows, length in ((512, 8192), (4096, 4096)):
-        yield attention(grouped, 32, 1, rows, length)
-        yield attention(latent, 16, 1, rows, length)
+        yield partial(attention, grouped, 32, 1, rows, length)
+        yield partial(attention, latent, 16, 1, rows, length)
     # Cut into pieces, or most of the GPU would be idle.
-    yield attention(grouped, 16, 1, 512, 8192)
+    yield partial(attention, grouped, 16, 1, 512, 8192)
+    for num_rows in (64, 8192):
+        for make in (gate, brownout, norm, rows_of_cache):
+            yield partial(make, num_rows)
+    if not quick:
+        for shape in SHAPES[1:]:
+            for num_rows in (1, 16, 64, 256, 1024, 8192):
+                yield partial(experts, shape, num_rows)
 
 
 def normal(*shape: int) -> Tensor:
@@ -129,13 +140,19 @@ def experts(shape: ExpertShape, num_rows: int, form: str = "bfloat16") -> Kernel
         return torch_experts.grouped_experts(*routed, numbers)
 
     by_torch.waits = True  # type: ignore[attr-defined]  # it asks the device for the counts
-    peers: dict[str, Callable[[], object]] = {}
-    if form == "bfloat16":
-        stacks = (
+
+    def stacks() -> tuple[Tensor, Tensor]:
+        return (
             torch.stack([mlp.gate_up for mlp in numbers]),
             torch.stack([mlp.down for mlp in numbers]),
         )
-        peers = {"torch": by_torch, "grouped_mm": _by_grouped_mm(*routed, *stacks)}
+
+    peers: Peers = {"humming": lambda: experts_by_humming(*routed, *stacks(), form)}
+    if form == "bfloat16":
+        peers = {
+            "torch": lambda: by_torch,
+            "grouped_mm": lambda: experts_by_grouped_mm(*routed, *stacks()),
+        }
     weight_bytes = len(set(slots.flatten().tolist())) * mlps[0].nbytes
     return KernelCase(
         "grouped_experts",
@@ -145,6 +162,28 @@ def experts(shape: ExpertShape, num_rows: int, form: str = "bfloat16") -> Kernel
         num_bytes=weight_bytes + num_rows * shape.hidden * (NUMBER_BYTES + 4),
         num_operations=6 * shape.hidden * shape.size * slots.numel(),
         peers=peers,
+    )
+
+
+def linear(num_rows: int, form: str) -> KernelCase:
+    """A linear layer of 4096 inputs and outputs, with a weight in a ``form`` of ``stored``."""
+    x, weight = normal(num_rows, 4096), stored(form, 4096, 4096)
+    numbers, layer = dequantised(weight, torch.bfloat16), make_linear(weight)
+
+    def by_torch() -> Tensor:
+        return F.linear(x, numbers)
+
+    return KernelCase(
+        "linear",
+        f"{form}, {num_rows} rows",
+        lambda: layer(x),
+        by_torch,
+        num_bytes=layer.nbytes + 2 * x.nbytes,
+        num_operations=2 * num_rows * numbers.numel(),
+        peers={
+            "torch": lambda: by_torch,
+            "humming": lambda: linear_by_humming(x, numbers, form),
+        },
     )
 
 
@@ -168,27 +207,6 @@ def stored(form: str, num_out: int, num_in: int) -> StoredWeight:
     return Int4Weight(codes, scales, None, levels, 32)
 
 
-def _by_grouped_mm(
-    hidden: Tensor, weights: Tensor, slots: Tensor, gate_up: Tensor, down: Tensor
-) -> Callable[[], object]:
-    """Compute a layer's experts by torch's grouped products; the order of choices is found in the time."""
-    top_k = slots.shape[1]
-
-    def compute() -> Tensor:
-        chosen, order = slots.flatten().sort(stable=True)
-        counts = torch.zeros(len(gate_up), dtype=torch.int32, device=slots.device)
-        counts.index_add_(0, chosen, torch.ones_like(chosen, dtype=torch.int32))
-        ends = counts.cumsum(0, dtype=torch.int32)
-        rows = hidden.index_select(0, order // top_k)
-        gate, up = F.grouped_mm(rows, gate_up.transpose(1, 2), offs=ends).chunk(2, dim=-1)
-        each = F.grouped_mm(F.silu(gate) * up, down.transpose(1, 2), offs=ends)
-        weighted = each.float() * weights.flatten()[order].unsqueeze(1)
-        sums = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
-        return sums.index_add_(0, order // top_k, weighted)
-
-    return compute
-
-
 def gate(num_rows: int) -> KernelCase:
     """Eight of 128, normalised."""
     logits = normal(num_rows, 128)
@@ -204,7 +222,7 @@ def gate(num_rows: int) -> KernelCase:
         by_torch,
         num_bytes=num_rows * (128 * NUMBER_BYTES + 8 * 8),
         num_operations=0,
-        peers={"torch": by_torch},
+        peers={"torch": lambda: by_torch},
     )
 
 
@@ -252,7 +270,7 @@ def norm(num_rows: int) -> KernelCase:
         lambda: add_rms_norm_reference(hidden, delta, weight, 1e-6)[1],
         num_bytes=4 * hidden.nbytes,
         num_operations=0,
-        peers={"torch": by_torch},
+        peers={"torch": lambda: by_torch},
     )
 
 
@@ -322,27 +340,5 @@ def attention(
         reference,
         num_bytes=cached.nbytes + queries.nbytes + out.nbytes,
         num_operations=seen * per_key,
-        peers=_contiguous_attention(layout, num_heads, batch, num_rows, length),
+        peers=attention_peers(layout, num_heads, batch, num_rows, length),
     )
-
-
-def _contiguous_attention(
-    layout: KVLayout, num_heads: int, batch: int, num_rows: int, length: int
-) -> dict[str, Callable[[], object]]:
-    """Others' attention, over keys and values that lie side by side already: torch's, and FlashAttention 3."""
-    if layout.value_column == 0:
-        # They have no values within keys.
-        return {}
-    found: dict[str, Callable[[], object]] = {}
-    queries = normal(batch, num_rows, num_heads, layout.key_dim)
-    keys, values = normal(2, batch, length, layout.num_kv_heads, layout.key_dim)
-    # torch has no causal mask but a square one.
-    if num_rows in (1, length):
-        q, k, v = (each.transpose(1, 2).contiguous() for each in (queries, keys, values))
-        found["torch"] = lambda: F.scaled_dot_product_attention(
-            q, k, v, is_causal=num_rows > 1, enable_gqa=True
-        )
-    if find_spec("flash_attn_interface") is not None:
-        flash = import_module("flash_attn_interface").flash_attn_func
-        found["flash_attention_3"] = lambda: flash(queries, keys, values, causal=True)
-    return found

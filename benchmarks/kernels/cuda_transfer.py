@@ -13,7 +13,7 @@ import torch
 
 SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)  # bytes
 WARM_UP = 5
-TIMEOUT_S = 60.0
+TIMEOUT_S = 30.0  # a start takes 15; what hangs costs a lent device so much
 
 
 def measure_transfers(device: str, repeats: int) -> tuple[dict[str, Any], list[str]]:

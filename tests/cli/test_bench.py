@@ -1,5 +1,6 @@
 """Benchmarks say what they need, and leave nothing behind when they are ended."""
 
+import json
 import os
 import signal
 import subprocess
@@ -17,6 +18,16 @@ def run(quick):
         sys.stdin.read()
     finally:
         print("cleaned", file=sys.stderr, flush=True)
+"""
+
+TELLS = """
+def run(quick):
+    figures = {}
+    for number in range(3):
+        if number == 2 and quick:
+            raise RuntimeError("the device is gone")
+        figures[str(number)] = number
+        yield {"config": {}, "figures": figures, "notes": []}
 """
 
 INSTALLED = str(Path(sys.executable).with_name("moesaic"))  # unlike -m, without this directory
@@ -57,3 +68,19 @@ def test_a_benchmark_that_is_terminated_ends_what_it_started(tmp_path: Path) -> 
 
     assert "cleaned" in told
     assert process.returncode == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize(("quick", "told"), [(True, 2), (False, 3)])
+def test_a_benchmark_that_fails_keeps_what_it_has_told(
+    quick: bool, told: int, tmp_path: Path
+) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "__init__.py").touch()
+    (tmp_path / "benchmarks" / "tells.py").write_text(TELLS)
+    command = [INSTALLED, "bench", "tells", "--json", "result.json", *["--quick"] * quick]
+
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
+
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert len(result["figures"]) == told
+    assert result.get("unfinished", False) == quick == (done.returncode != 0)

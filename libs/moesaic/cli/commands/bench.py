@@ -66,32 +66,54 @@ def bench(
     if json_to not in (None, "-") and not Path(str(json_to)).parent.is_dir():
         raise CommandError(f"--json {json_to}: no such directory", Exit.USAGE)
     say(f"{name}: measuring{', quick' if quick else ''}")
-    before = gemm_gflops()
-    with _ending_at_sigterm():
-        measured = module.run(quick)
-    probe = {"gemm_gflops_before": before, "gemm_gflops_after": gemm_gflops()}
-    machine = machine_facts()
-    result = {
+    before, machine = gemm_gflops(), machine_facts()
+    facts = {
         "name": name,
         "commit": commit(),
-        "machine": {**machine, **probe},
+        "machine": {**machine, "gemm_gflops_before": before},
         **({"kernels": kernel_digests()} if machine["gpu"] else {}),
-        "config": measured["config"],
-        "figures": measured["figures"],
-        **({"series": measured["series"]} if "series" in measured else {}),
-        "paper": measured.get("paper", {}),
-        "notes": list(measured["notes"]),
     }
+    with _ending_at_sigterm():
+        for measured in _states(module, quick):
+            result: dict[str, Any] = {**facts, **_told(measured)}
+            if json_to not in (None, "-"):
+                _write(str(json_to), {**result, "unfinished": True})
+    result["machine"]["gemm_gflops_after"] = gemm_gflops()
     print_table(("figure", "value"), flattened(result["figures"]), title=name)
     for note in result["notes"]:
         print(f"note: {note}")
     if json_to == "-":
         print(json.dumps(result, ensure_ascii=False))
     elif json_to:
-        with using(f"--json {json_to}"):
-            Path(json_to).write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+        _write(json_to, result)
     if measured.get("failed"):
         raise CommandError(f"{name}: {measured['failed']}")
+
+
+def _states(module: ModuleType, quick: bool) -> Iterator[dict[str, Any]]:
+    """Yield what a benchmark has measured so far, each time that it tells; most tell once, at their end."""
+    measured = module.run(quick)
+    if isinstance(measured, dict):
+        yield measured
+    else:
+        yield from measured
+
+
+def _told(measured: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "config": measured["config"],
+        "figures": measured["figures"],
+        **({"series": measured["series"]} if "series" in measured else {}),
+        "paper": measured.get("paper", {}),
+        "notes": list(measured["notes"]),
+    }
+
+
+def _write(to: str, result: dict[str, Any]) -> None:
+    import json
+
+    with using(f"--json {to}"):
+        Path(to).write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import Any
 
 PACKAGES = ("torch", "triton", "ucxx-cu13", "numpy", "transformers")
 KERNELS = Path(__file__).parents[2] / "kernels" / "triton"
+EXPORTED = "$Format:%H$"  # the commit, where git archive has made the sources
 PROBE_SIZE = 768
 PROBE_ROUNDS = 15
 
@@ -40,6 +41,8 @@ def installed_version(package: str) -> str | None:
 
 def commit() -> str:
     """Name the commit of the sources, with ``-dirty`` if they were changed since; or ``unknown``."""
+    if not EXPORTED.startswith("$"):
+        return EXPORTED
     try:
         described = subprocess.run(
             ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"],
