@@ -17,7 +17,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.tiers.chosen import TURN_S, Costs, Values, chosen, has_turn
-from tests.tiers.tiers import ON_CHANGE, TIERS
+from tests.tiers.tiers import ON_CHANGE, TIERS, Tier
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         quick = quick_tests(items, part, whole if tier.share == "quick" else set())
         kept = [item for item in items if (item in quick) == (tier.share == "quick")]
     if tier.share == "turn":
-        rest, kept = kept, in_turn(kept, part, whole)
+        rest, kept = kept, in_turn(kept, part, whole, tier)
         # Each process of pytest-xdist collects all tests; one tells.
         if os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0":
             _record(config, {"waiting": len(rest) - len(kept)})
@@ -55,19 +55,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = kept
 
 
-def in_turn(rest: Sequence[pytest.Item], part: int, whole: set[str]) -> list[pytest.Item]:
-    """The tests of the rest that run: cheap cases, a quarter of the others, and files named ``whole``."""
+def in_turn(
+    rest: Sequence[pytest.Item], part: int, whole: set[str], tier: Tier
+) -> list[pytest.Item]:
+    """The tests of the rest that run: cheap cases, a quarter of the others, and files named ``whole``.
+
+    Of suites a quarter of the files, as the tests of a file share what they start.
+    """
     costs = Costs.read()
 
-    def is_dear(item: pytest.Item) -> bool:
-        case_s = costs.of_case(file_of(item), function_of(item))
-        return case_s > TURN_S or item.get_closest_marker("turns") is not None
+    def waits(item: pytest.Item) -> bool:
+        file = file_of(item)
+        if tier.starts_suites:
+            return not has_turn(file, part)
+        case_s = costs.of_case(file, function_of(item))
+        return case_s > TURN_S and not has_turn(item.nodeid, part)
 
-    return [
-        item
-        for item in rest
-        if file_of(item) in whole or not is_dear(item) or has_turn(item.nodeid, part)
-    ]
+    return [item for item in rest if file_of(item) in whole or not waits(item)]
 
 
 class ByFolder(LoadScopeScheduling):

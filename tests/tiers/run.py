@@ -21,7 +21,7 @@ from typing import Any
 
 from tests.tiers.chosen import PARTS, Costs, has_turn
 from tests.tiers.reached import ROOT, changed_since, git, reached_by
-from tests.tiers.tiers import ON_CHANGE, TIERS, Tier
+from tests.tiers.tiers import ALWAYS, ON_CHANGE, TIERS, Tier
 
 PROGRESS = re.compile(r"[.FEsxXuU,]+( *\[ *\d+%\])?$")
 COUNTED = re.compile(r"(\d+) (passed|failed|errors?|skipped|deselected)")
@@ -62,13 +62,15 @@ def whole_in(tier: Tier, changed: list[str], reached: bool, part: int) -> set[st
     """The files that a tier runs whole.
 
     Args:
-        tier: of ``ON_CHANGE``, all but the whole tiers take what the change reaches. Suites run no file whole.
+        tier: of ``ON_CHANGE``, all but the whole tiers take what the change reaches. A turn of suites has ``ALWAYS``.
         changed: paths of the change.
         reached: take all others that the change reaches, too.
         part: 0 to 15. A turn also takes what of ``ON_CHANGE`` has its turn, and tests that have changed themselves.
     """
-    if tier.share == "all" or tier.starts_suites:
+    if tier.share == "all":
         return set()
+    if tier.starts_suites:
+        return set(ALWAYS)
     found = reached_by(changed)
     whole = found if reached else {file for file in found if file.startswith(ON_CHANGE)}
     if tier.share == "turn":

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,7 @@ from tests.tiers.costs import main as write_costs
 from tests.tiers.plugin import ByFolder, in_turn, values_of
 from tests.tiers.reached import ROOT, module_of, reached_by
 from tests.tiers.run import balanced, files_of, told, whole_in
-from tests.tiers.tiers import ON_CHANGE, TIERS
+from tests.tiers.tiers import ALWAYS, ON_CHANGE, TIERS
 
 MATRIX = {
     f"case[{a}-{b}-{c}]": frozenset({("a", a), ("b", b), ("c", c)})
@@ -50,22 +50,35 @@ def test_a_turn_leaves_out_nothing_but_costly_cases_of_others(
     }
     monkeypatch.setattr(Costs, "read", lambda: Costs(functions, {}))
     items: list[Any] = [
-        SimpleNamespace(
-            nodeid=f"{file}::{name}[{case}]",
-            path=ROOT / file,
-            get_closest_marker={"test_marked": {"turns": True}}.get(name, {}).get,
-        )
+        SimpleNamespace(nodeid=f"{file}::{name}[{case}]", path=ROOT / file)
         for file, name, case in product(
-            ("a.py", "b.py"), ("test_dear", "test_marked", "test_cheap", "test_new"), range(40)
+            ("a.py", "b.py"), ("test_dear", "test_cheap", "test_new"), range(40)
         )
     ]
 
-    found = Counter(item.nodeid.partition("[")[0] for item in in_turn(items, 2, {"b.py"}))
+    found = Counter(
+        item.nodeid.partition("[")[0] for item in in_turn(items, 2, {"b.py"}, TIERS["rest-turn"])
+    )
 
     assert 0 < found.pop("a.py::test_dear") < 20
-    assert 0 < found.pop("a.py::test_marked") < 20
-    assert len(found) == 6
+    assert len(found) == 5
     assert set(found.values()) == {40}
+
+
+def test_suites_take_turns_by_file_and_some_always_run() -> None:
+    tier = TIERS["suites-turn"]
+    files = files_of(tier, ())
+    items: list[Any] = [SimpleNamespace(nodeid=file, path=ROOT / file) for file in files]
+
+    turns = [
+        [item.nodeid for item in in_turn(items, part, whole_in(tier, [], False, part), tier)]
+        for part in range(TURNS)
+    ]
+
+    assert Counter(chain.from_iterable(turns)) == Counter(
+        {file: TURNS if file in ALWAYS else 1 for file in files}
+    )
+    assert set(ALWAYS) <= set(files)
 
 
 def test_tests_that_have_changed_and_a_quarter_of_those_of_training_run_whole_in_a_turn(
@@ -82,7 +95,6 @@ def test_tests_that_have_changed_and_a_quarter_of_those_of_training_run_whole_in
     assert sum(map(len, whole)) == len(studies) + TURNS
     assert set(files_of(tier, whole[0])) & studies == whole[0] & studies
     assert whole_in(TIERS["quick"], changed, False, 0) == set()
-    assert whole_in(TIERS["suites-turn"], ["tests/cli/test_up.py"], False, 0) == set()
 
 
 def test_a_turn_tells_how_many_wait_for_theirs() -> None:

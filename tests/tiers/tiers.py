@@ -15,6 +15,13 @@ ON_CHANGE = (
 # Folders with tests that start suites.
 SUITES = ("tests/cli/", "tests/clients/", "tests/scheduler/", "tests/system/")
 
+# Those that every turn starts: each topology answers, the README's commands work, and deaths lose nothing.
+ALWAYS = (
+    "tests/system/faults/test_faults.py",
+    "tests/system/operators/test_readme.py",
+    "tests/system/topologies/test_topologies.py",
+)
+
 _SUITES = "suite and not slow and not gpu and not compose"
 _BELOW = f"not {_SUITES}"
 
@@ -52,6 +59,6 @@ TIERS = {
     "rest-turn": Tier("make test-rest-turn", 240, _BELOW, "turn"),
     "all": Tier("make test-all", 600, _BELOW),
     "suites": Tier("make test-suites", 600, _SUITES, starts_suites=True),
-    "suites-turn": Tier("make test-suites-turn", 420, _SUITES, "turn", starts_suites=True),
+    "suites-turn": Tier("make test-suites-turn", 240, _SUITES, "turn", starts_suites=True),
     "nightly": Tier("make nightly", 4 * 3600, "not gpu and not compose", starts_suites=True),
 }

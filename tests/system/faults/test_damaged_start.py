@@ -45,7 +45,6 @@ def ended(directory: Path, model: Path, *flags: str) -> str:
     return up.stderr
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize(
     ("tensor", "flags"),
     [

@@ -109,7 +109,6 @@ def test_workers_in_other_numbers_are_refused_by_name(local: Suite, tmp_path: Pa
         ask(local)
 
 
-@pytest.mark.turns
 def test_a_worker_with_one_flipped_bit_never_joins(
     local: Suite, tmp_path: Path, damaged: Path
 ) -> None:

@@ -18,7 +18,6 @@ pytestmark = pytest.mark.usefixtures("patient_with_redis")
 COMMITTED = (all_plain, all_changed)
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize(
     "vandal",
     [pytest.param(each, marks=() if each in COMMITTED else pytest.mark.slow) for each in VANDALS],

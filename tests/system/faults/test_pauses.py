@@ -56,7 +56,6 @@ async def classified(client: httpx.AsyncClient) -> list[Any]:
     return [[row["label"], row["probs"]] for row in response.json()["data"]]
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize(
     ("topology", "fault"),
     [

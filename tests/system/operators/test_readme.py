@@ -6,8 +6,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.suites import ROOT
 from tests.waiting import HANG_S
 
@@ -44,7 +42,6 @@ def test_the_openai_example_streams_text(disaggregated: Any) -> None:
     assert text.strip()  # sampled: an answer may end after a word or two
 
 
-@pytest.mark.turns
 def test_the_command_line_examples_work(disaggregated: Any) -> None:
     for line in block(".venv/bin/moesaic classify").splitlines():
         command = line.replace(".venv/bin/moesaic", str(Path(sys.executable).with_name("moesaic")))

@@ -118,7 +118,6 @@ async def dies_before_telling(seen: Control, worker: str) -> Move | None:
     return move
 
 
-@pytest.mark.turns
 async def test_schedulers_that_die_in_any_phase_leave_one_epoch_and_nothing_else(
     tight: Suite, right: list[str]
 ) -> None:

@@ -152,7 +152,6 @@ def check(suite: Suite, seeds: Iterator[int], until: float) -> None:
     assert pids(suite) == before
 
 
-@pytest.mark.turns
 def test_a_suite_outlives_strangers_at_all_its_listeners(suite: Suite) -> None:
     check(suite, iter(range(2)), float("inf"))
 

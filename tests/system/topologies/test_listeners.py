@@ -48,7 +48,6 @@ def sockets(suite: Suite) -> list[OpenSocket]:
     return [each for process in processes(suite) for each in open_sockets(process.pid)]
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("name", list(TOPOLOGIES))
 def test_a_topology_listens_as_the_table_says_and_on_this_machine_only(
     name: str, tmp_path: Path
