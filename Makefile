@@ -3,7 +3,7 @@
 #   make test    before each commit: lint, types, and the quick tier of tests (3 minutes)
 #   make test-changed   the same, with all tests that a change reaches (SINCE=REV)
 #   make test-all   all tests that start no suite (10 minutes)
-#   make test-suites    the tests that start suites and services as processes (10 minutes)
+#   make test-suites    the tests that start suites and services as processes, and whole models on a fake GPU (16 minutes)
 #   make test-builds    the tests of the CPU kernels, with each build that this CPU can run
 #   make test-compose   the tests of the suite in containers; skipped where there is no Docker engine
 #   make sizes   lines of each part, the largest files and folders

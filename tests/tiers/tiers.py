@@ -12,8 +12,15 @@ ON_CHANGE = (
     "tests/native/test_sanitized.py",
     "tests/training/",
 )
-# Folders with tests that start suites.
-SUITES = ("tests/cli/", "tests/clients/", "tests/scheduler/", "tests/system/")
+# Folders with tests that start suites, or compute whole models on a device that stands for a GPU.
+SUITES = (
+    "tests/cli/",
+    "tests/clients/",
+    "tests/fake_device/",
+    "tests/kernels/",
+    "tests/scheduler/",
+    "tests/system/",
+)
 
 # Those that every turn starts: each topology answers, the README's commands work, and deaths lose nothing.
 ALWAYS = (
@@ -58,7 +65,7 @@ TIERS = {
     "rest": Tier("make test-rest", 480, _BELOW, "rest"),
     "rest-turn": Tier("make test-rest-turn", 240, _BELOW, "turn"),
     "all": Tier("make test-all", 600, _BELOW),
-    "suites": Tier("make test-suites", 600, _SUITES, starts_suites=True),
-    "suites-turn": Tier("make test-suites-turn", 240, _SUITES, "turn", starts_suites=True),
+    "suites": Tier("make test-suites", 960, _SUITES, starts_suites=True),
+    "suites-turn": Tier("make test-suites-turn", 300, _SUITES, "turn", starts_suites=True),
     "nightly": Tier("make nightly", 4 * 3600, "not gpu and not compose", starts_suites=True),
 }
