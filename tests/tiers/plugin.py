@@ -17,7 +17,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.tiers.chosen import TURN_S, Costs, Values, chosen, has_turn
-from tests.tiers.tiers import ON_CHANGE, TIERS, Tier
+from tests.tiers.tiers import MODELS, ON_CHANGE, TIERS, Tier
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,14 +60,14 @@ def in_turn(
 ) -> list[pytest.Item]:
     """The tests of the rest that run: cheap cases, a quarter of the others, and files named ``whole``.
 
-    Of suites a quarter of the files, as the tests of a file share what they start.
+    Of suites a quarter of the files, as the tests of a file share what they start; whole models share nothing.
     """
     costs = Costs.read()
 
     def waits(item: pytest.Item) -> bool:
         file = file_of(item)
         if tier.starts_suites:
-            return not has_turn(file, part)
+            return not has_turn(item.nodeid if file.startswith(MODELS) else file, part)
         case_s = costs.of_case(file, function_of(item))
         return case_s > TURN_S and not has_turn(item.nodeid, part)
 

@@ -12,15 +12,10 @@ ON_CHANGE = (
     "tests/native/test_sanitized.py",
     "tests/training/",
 )
-# Folders with tests that start suites, or compute whole models on a device that stands for a GPU.
-SUITES = (
-    "tests/cli/",
-    "tests/clients/",
-    "tests/fake_device/",
-    "tests/kernels/",
-    "tests/scheduler/",
-    "tests/system/",
-)
+# Folders with tests that compute whole models on a device that stands for a GPU.
+MODELS = ("tests/fake_device/", "tests/kernels/")
+# Folders with tests that start suites, and these.
+SUITES = ("tests/cli/", "tests/clients/", "tests/scheduler/", "tests/system/", *MODELS)
 
 # Those that every turn starts: each topology answers, the README's commands work, and deaths lose nothing.
 ALWAYS = (
