@@ -67,6 +67,11 @@ ARMS = {
     "a death": ServedArm(APART, WITHOUT, killed="expert-0"),
 }
 QUICK = "local", "disaggregated", "gathered", "a death"
+NOTES = (
+    "after_a_death: answers that were running when an expert worker was killed, and that were the same",
+    "over the host: UCX_TLS=tcp, tensors within frames",
+    "one GPU: processes share it, under MPS if the session says so; a death: without MPS",
+)
 
 
 def run(quick: bool) -> Iterator[dict[str, Any]]:
@@ -75,31 +80,36 @@ def run(quick: bool) -> Iterator[dict[str, Any]]:
         raise CommandError(
             "serving needs a CUDA device, and a torch that was built for it", Exit.UNHEALTHY
         )
-    return _served(QUICK if quick else tuple(ARMS), 1 if quick else 3)
+    arms = {name: ARMS[name] for name in (QUICK if quick else ARMS)}
+    return served(arms, quick, NOTES)
 
 
-def _served(names: Sequence[str], rounds: int) -> Iterator[dict[str, Any]]:
+def served(
+    arms: Mapping[str, ServedArm], quick: bool, notes: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """Serve the demo model in every arm, three times or once; what there is to tell after each."""
+    rounds = 1 if quick else 3
     with running_suite("--topology", "local", "--devices", "cpu") as suite:
-        expected = asyncio.run(texts_of(suite, TEXTS))
+        expected = asyncio.run(_texts(suite, TEXTS))
     figures: dict[str, Any] = {}
-    for name in names:
-        figures[name] = measured(ARMS[name], expected, rounds)
-        yield _result(figures, rounds)
-
-
-def _result(figures: dict[str, Any], rounds: int) -> dict[str, Any]:
-    wrong = [name for name, figure in figures.items() if "error" in figure or not _right(figure)]
-    return {
-        "config": {"device": torch.cuda.get_device_name(), "rounds": rounds, "dtype": "float32"},
-        "figures": figures,
-        "notes": [
-            "tokens/s over REST, medians of the rounds: generated ones, their prompts in the time; prefill: of prompts",
-            "after_a_death: answers that were running when an expert worker was killed, and that were the same",
-            "over the host: UCX_TLS=tcp, tensors within frames",
-            "one GPU: processes share it, under MPS if the session says so; a death: without MPS",
-        ],
-        "failed": f"no answer, or another than a CPU's: {', '.join(wrong)}" if wrong else None,
-    }
+    for name, arm in arms.items():
+        figures[name] = _measured(arm, expected, rounds)
+        wrong = [
+            name for name, figure in figures.items() if "error" in figure or not _right(figure)
+        ]
+        yield {
+            "config": {
+                "device": torch.cuda.get_device_name(),
+                "rounds": rounds,
+                "dtype": "float32",
+            },
+            "figures": figures,
+            "notes": [
+                "tokens/s over REST, medians: generated ones, their prompts in the time; prefill: of prompts",
+                *notes,
+            ],
+            "failed": f"no answer, or another than a CPU's: {', '.join(wrong)}" if wrong else None,
+        }
 
 
 def _right(figure: dict[str, Any]) -> bool:
@@ -107,14 +117,14 @@ def _right(figure: dict[str, Any]) -> bool:
     return bool(figure["same_answers_as_a_cpu"]) and died["asked"] == died["same"]
 
 
-def measured(arm: ServedArm, expected: list[str], rounds: int) -> dict[str, Any]:
+def _measured(arm: ServedArm, expected: list[str], rounds: int) -> dict[str, Any]:
     """Measure one arm; what it could not do is its result."""
     generator, started = torch.Generator().manual_seed(5), time.perf_counter()
     figure: dict[str, Any] = {}
     try:
         with running_suite(*arm.flags, **ON_GPU, **arm.settings) as suite, client_of(suite) as rest:
             figure["start_s"] = round(time.perf_counter() - started, 1)
-            figure["same_answers_as_a_cpu"] = asyncio.run(texts_of(suite, TEXTS)) == expected
+            figure["same_answers_as_a_cpu"] = asyncio.run(_texts(suite, TEXTS)) == expected
             if arm.killed:
                 figure["after_a_death"] = asyncio.run(_after_a_death(suite, arm.killed))
                 return figure
@@ -132,7 +142,7 @@ def client_of(suite: RunningSuite) -> httpx.Client:
     return httpx.Client(base_url=f"http://127.0.0.1:{suite.port}", timeout=ANSWER_S)
 
 
-async def texts_of(
+async def _texts(
     suite: RunningSuite, prompts: Sequence[str], begun: asyncio.Event | None = None
 ) -> list[str]:
     """Collect greedy answers beyond their end: where they are longest, differences show.
@@ -164,8 +174,8 @@ async def texts_of(
 async def _after_a_death(suite: RunningSuite, killed: str) -> dict[str, int]:
     """Count the answers that stay the same although an expert worker dies in their middle."""
     prompts = [f"The {number}th man went to London and" for number in range(8)]
-    expected, begun = await texts_of(suite, prompts), asyncio.Event()
-    running = asyncio.create_task(texts_of(suite, prompts, begun))
+    expected, begun = await _texts(suite, prompts), asyncio.Event()
+    running = asyncio.create_task(_texts(suite, prompts, begun))
     await asyncio.wait([running, asyncio.create_task(begun.wait())], return_when="FIRST_COMPLETED")
     os.kill(int(suite.processes[killed]["pid"]), signal.SIGKILL)
     texts = await running
