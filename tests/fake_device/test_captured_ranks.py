@@ -12,8 +12,9 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from benchmarks.parity.cases import CASES, ParityCase, Served, build_reference, prompt_of
 from moesaic.brownout.split import Level
-from moesaic.errors import ExpertUnavailable, UnusableSettings
+from moesaic.errors import ExpertUnavailable, InUse, UnusableSettings
 from moesaic.kernels.promised import PromisedRows
+from moesaic.models.layers import decode_segments
 from moesaic.models.layers.decode_graphs import DecodeGraphs
 from moesaic.models.layers.decode_segments import DecodeSegments
 from moesaic.models.layers.kv_cache import KVCache
@@ -144,6 +145,28 @@ def test_ranks_that_would_capture_other_steps_are_found_before_they_do(
     ):
         DecodeSegments(served.decoder, served.cache, max_rows=2, max_length=16)
     assert threads.found == []
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_without_memory_for_a_capture_names_the_setting(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_reference(GROUPED, tmp_path)
+
+    def refused(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
+
+    module = followed_steps if rank else decode_segments
+    monkeypatch.setattr(module, "compile_kernels", refused)
+    threads = Threads(2)
+    with (
+        served_by_ranks(tmp_path, 2, threads, played_graphs) as (served, _),
+        pytest.raises(InUse if rank == 0 else RuntimeError) as first,
+    ):
+        DecodeSegments(served.decoder, served.cache, max_rows=2, max_length=16)
+
+    error = threads.found[0] if rank else first.value
+    assert str(error).startswith("--max-num-seqs: a captured step of 2 rows does not fit")
 
 
 def test_a_rank_that_would_choose_another_graph_ends_the_instance(

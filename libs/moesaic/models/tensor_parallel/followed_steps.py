@@ -1,5 +1,6 @@
 """Captured steps in a rank behind the first: graphs of its parts, launched when the first one says so."""
 
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain
 
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moesaic.kernels.decoder_step import Rotation
+from moesaic.kernels.warm_up import within_memory
 from moesaic.models.layers.attention_plan import AttentionPlan
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.layers.kv_cache import KVCache
@@ -68,10 +70,11 @@ class FollowedSteps:
         """Capture the parts of a step of ``size`` rows, as the first rank does meanwhile."""
         step = _FollowedStep(self._decoder, self._group, self.cache, self._tensors, size)
         everything = list(chain.from_iterable(self._parts))
-        compile_kernels(self._decoder.device, partial(step.compute, everything))
-        self._graphs[size] = [
-            self._tensors.captured(partial(step.compute, parts)) for parts in self._parts
-        ]
+        with memory_for(self._decoder.device, size):
+            compile_kernels(self._decoder.device, partial(step.compute, everything))
+            self._graphs[size] = [
+                self._tensors.captured(partial(step.compute, parts)) for parts in self._parts
+            ]
 
     def compute(self, size: int, content: Tensor) -> None:
         """Compute the parts of a step.
@@ -101,6 +104,11 @@ class FollowedSteps:
     def release(self) -> None:
         """See ``StepTensors.release``."""
         self._tensors.release()
+
+
+def memory_for(device: torch.device, size: int) -> AbstractContextManager[None]:
+    """Name the setting to change if a rank has no memory to capture a step of ``size`` rows."""
+    return within_memory(device, "--max-num-seqs", f"a captured step of {size} rows")
 
 
 def told_step(facts: NDArray[np.int64], tables: NDArray[np.int32]) -> Tensor:

@@ -23,7 +23,7 @@ from moesaic.models.layers.attention_plan import AttentionPlan
 from moesaic.models.layers.decoder import Decoder
 from moesaic.models.layers.decoder_layer import AttentionLayer, DecoderLayer
 from moesaic.models.layers.kv_cache import KVCache
-from moesaic.models.tensor_parallel.followed_steps import told_step
+from moesaic.models.tensor_parallel.followed_steps import memory_for, told_step
 from moesaic.models.tensor_parallel.group import RankGroup, RankMessage
 from moesaic.models.tensor_parallel.plans import encode_plan
 from moesaic.models.tensor_parallel.programs import (
@@ -214,9 +214,11 @@ class LedSteps:
     @contextmanager
     def capturing(self, size: int) -> Iterator[None]:
         """See ``StepsOfRanks``."""
-        self.leading.group.tell(RankMessage.CAPTURE, self.number, size, _NOTHING)
-        with self.leading.awaited(), self.leading.expecting(self.parts):
-            yield
+        group = self.leading.group
+        group.tell(RankMessage.CAPTURE, self.number, size, _NOTHING)
+        with self.leading.awaited(), memory_for(group.device, size):
+            with self.leading.expecting(self.parts):
+                yield
 
     def begin(self, facts: NDArray[np.int64], tables: NDArray[np.int32]) -> None:
         """See ``StepsOfRanks``."""
