@@ -216,9 +216,12 @@ class LedSteps:
         """See ``StepsOfRanks``."""
         group = self.leading.group
         group.tell(RankMessage.CAPTURE, self.number, size, _NOTHING)
-        with self.leading.awaited(), memory_for(group.device, size):
-            with self.leading.expecting(self.parts):
-                yield
+        with (
+            self.leading.awaited(),
+            memory_for(group.device, size),
+            self.leading.expecting(self.parts),
+        ):
+            yield
 
     def begin(self, facts: NDArray[np.int64], tables: NDArray[np.int32]) -> None:
         """See ``StepsOfRanks``."""
