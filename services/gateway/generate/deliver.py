@@ -61,6 +61,17 @@ def event(value: Any) -> bytes:
     return b"data: " + text + b"\n\n"
 
 
+@dataclass(frozen=True)
+class StreamEnd:
+    """The last bytes of a stream of events, as one API has them."""
+
+    done: bytes = DONE  # behind a complete answer, and behind a problem
+    failed: Callable[[HttpProblem], bytes] = lambda ending: event(ErrorReply(ending.body))
+
+
+OPENAI_END = StreamEnd()
+
+
 class EventStream(Response):
     """Sends chunks as they come.
 
@@ -69,11 +80,16 @@ class EventStream(Response):
     """
 
     def __init__(
-        self, record: RequestRecord, chunks: AsyncGenerator[bytes, None], keep_alive_s: float
+        self,
+        record: RequestRecord,
+        chunks: AsyncGenerator[bytes, None],
+        keep_alive_s: float,
+        end: StreamEnd = OPENAI_END,
     ) -> None:
         # Not ``Response``'s own, which would make the same headers for each stream.
         self.raw_headers = list(SSE_HEADERS)
-        self._record, self._chunks, self._keep_alive_s = record, chunks, keep_alive_s
+        self._record, self._chunks = record, chunks
+        self._keep_alive_s, self._end = keep_alive_s, end
         self._ended = False  # the last bytes are on their way: what comes then is no leaving
         record.stream = True
 
@@ -96,9 +112,9 @@ class EventStream(Response):
                     if not body.begun:
                         self._ended = True
                         return await ending.response()(scope, receive, send)
-                    await body.write(event(ErrorReply(ending.body)))
+                    await body.write(self._end.failed(ending))
                 self._ended = True
-                await body.write(DONE, last=True)
+                await body.write(self._end.done, last=True)
             except TimeoutError:
                 # Nothing more can be sent: the connection breaks, which is no silent end.
                 self._record.fail(problem_of(SlowClient()))
