@@ -10,11 +10,11 @@ import msgspec
 
 from moesaic.errors import InvalidInput
 
-Scope: TypeAlias = Literal["infer", "batch", "admin"]
+Scope: TypeAlias = Literal["infer", "batch", "console", "admin"]
 Digest = Annotated[str, msgspec.Meta(pattern=r"^sha256:[0-9a-f]{64}\Z")]
 Limit = Annotated[int, msgspec.Meta(ge=1, le=10**12)]
 
-ALL_SCOPES: frozenset[Scope] = frozenset({"infer", "batch", "admin"})
+ALL_SCOPES: frozenset[Scope] = frozenset({"infer", "batch", "console", "admin"})
 # Every caller where there are no keys, and the holder of the one key with all rights.
 DEFAULT_TENANT = "default"
 KEY_PREFIX = "moesaic_sk_"  # scanners for leaked secrets look for such prefixes

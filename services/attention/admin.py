@@ -125,4 +125,5 @@ class AttentionAdmin(attention_pb2_grpc.AttentionServiceServicer):
             kv_blocks_total=load.kv_blocks_total,
             epoch=load.epoch,
             brownout=encode_brownout(load.brownout),
+            num_rows=load.num_rows,
         )

@@ -31,7 +31,10 @@ _SCOPES: dict[str, Scope] = {  # of these paths and all below them
     "/v1/files": "batch",
     "/v1/batches": "batch",
     "/metrics": "admin",
+    "/v1/moesaic": "console",
 }
+# The page and its scripts hold nothing of the cluster.
+CONSOLE_PAGE = "/console"
 MINUTE_NS = 60 * 10**9
 CONCURRENCY_RETRY_S = 1.0  # nobody knows when one of a tenant's requests will end
 log = structlog.get_logger()
@@ -39,12 +42,27 @@ LOOK_EVERY_S = 1.0
 BATCH_PRIORITY = 1000  # of requests in batches: less goes first, and interactive ones have 0
 
 
+def is_open(path: str) -> bool:
+    """True for paths that need no key."""
+    return path in NO_KEY or is_below(path, CONSOLE_PAGE)
+
+
+def is_of_console(path: str) -> bool:
+    """True for the console and for all that only it shows."""
+    return is_below(path, CONSOLE_PAGE) or scope_of(path) == "console"
+
+
+def is_below(path: str, root: str) -> bool:
+    """True for a path and all paths below it."""
+    return path == root or path.startswith(f"{root}/")
+
+
 def scope_of(path: str) -> Scope | None:
-    """Find the scope that a path outside ``NO_KEY`` needs; None: any key will do."""
+    """Find the scope that a path needs that is not open; None: any key will do."""
     if path in ANY_KEY:
         return None
     for root, scope in _SCOPES.items():
-        if path == root or path.startswith(f"{root}/"):
+        if is_below(path, root):
             return scope
     return "infer"
 

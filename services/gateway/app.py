@@ -26,6 +26,7 @@ from moesaic.services.gateway.routes import (
     chat,
     classify,
     completions,
+    console,
     decisions,
     docs,
     files,
@@ -53,6 +54,7 @@ ROUTERS = (
     model,
     health,
     docs,
+    console,
 )
 
 
@@ -75,7 +77,7 @@ class _Application(FastAPI):
         await self.middleware_stack(scope, receive, send)
 
 
-def make_app(gateway: Gateway) -> ASGIApp:
+def make_app(gateway: Gateway) -> Entry:
     """Make the application of one gateway."""
     app = _Application(
         title="Moesaic",

@@ -26,9 +26,10 @@ from moesaic.services.gateway import metrics
 from moesaic.services.gateway.access import (
     BATCH_PRIORITY,
     DEFAULT,
-    NO_KEY,
     Tenant,
     TenantLimited,
+    is_of_console,
+    is_open,
     scope_of,
 )
 from moesaic.services.gateway.files.upload import MAX_FORM_BYTES
@@ -136,10 +137,16 @@ def _spelled(address: str) -> str:
 class Entry:
     """The layer around the routes of one gateway."""
 
-    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
+    def __init__(self, app: ASGIApp, gateway: Gateway, *, shows_console: bool = False) -> None:
+        """Lead to ``app``; where callers need keys, the console is only there if the listener ``shows_console``."""
         self._app, self._gateway = app, gateway
+        self._shows_console = shows_console or not gateway.tenants.need_keys
         self._max_body_bytes = gateway.settings.max_body_bytes
         self._guard = BrowserGuard(gateway.settings.host, gateway.settings.allowed_hosts)
+
+    def with_console(self) -> "Entry":
+        """Give the same application for a listener that shows the console."""
+        return Entry(self._app, self._gateway, shows_console=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request from its first byte to its last."""
@@ -220,7 +227,7 @@ class Entry:
             foreign = self._guard.refusal(request["method"], headers)
             if foreign is not None:
                 return foreign
-        if tenant is None and path not in NO_KEY:
+        if tenant is None and not is_open(path):
             tenant = self._caller(headers)
             if tenant is None:
                 message = "send the header authorization: Bearer with a valid API key"
@@ -232,6 +239,9 @@ class Entry:
                 allowed = ", ".join(sorted(tenant.scopes))
                 message = f"this needs an API key that allows {needed}; yours allows {allowed}"
                 return problem(403, "insufficient_scope", message)
+        if is_of_console(path) and not self._shows_console:
+            message = "callers of this listener need keys, so it has no console; start the gateway with --console-port"
+            return problem(404, "route_not_enabled", message)
         length = headers.get("content-length", "0")
         coding = ",".join(headers.getlist("content-encoding"))
         is_coded = any(one.strip().lower() not in ("", "identity") for one in coding.split(","))

@@ -20,6 +20,7 @@ from moesaic.errors import ModelNotFound, MoesaicError, NotReady, Overloaded
 from moesaic.prefix.fleet import Room
 from moesaic.services.gateway import metrics
 from moesaic.services.gateway.access import Places, Tenants
+from moesaic.services.gateway.console.collector import Collector
 from moesaic.services.gateway.fields.bodies import InferenceWire, RequestBody
 from moesaic.services.gateway.fields.defaults import NO_DEFAULTS, read_defaults
 from moesaic.services.gateway.files.shelf import Shelf
@@ -45,11 +46,13 @@ class Gateway:
     Attributes:
         draining: admit nothing new.
         lacking_experts: failing checks of the expert workers; kept true from outside.
-        idle: set while no request is in the house.
+        inflight: the requests in flight, in the order in which they came.
+        idle: set while no request is in flight.
         defaults: the model's own, for fields that a request leaves out.
         store: of files and batches; None where they are not kept.
         turnstile: that bodies pass one by one.
         lane: the thread that reads long bodies.
+        console: collects what operators see; set once the gateway is in its cluster.
     """
 
     def __init__(self, settings: GatewaySettings, language: Language) -> None:
@@ -60,14 +63,36 @@ class Gateway:
         self.tenants = Tenants(settings.api_key.get_secret_value(), settings.api_keys_file)
         self.workers = Workers(language.config, settings)
         self.draining = False
-        self.num_inflight = 0
+        self.inflight: dict[RequestRecord, None] = {}
         self.lacking_experts: Lacks = lacking_experts(None, {})
         self.idle = asyncio.Event()
         self.idle.set()
         self.created = int(time.time())
         self.store = _store(settings)
         self.turnstile, self.lane = Turnstile(), Lane()
+        self.console: Collector | None = None
         self._executions: set[Execution] = set()
+
+    @property
+    def num_queued(self) -> int:
+        """Number of sequences that wait for an attention worker."""
+        return self.workers.routing.router.num_queued
+
+    @property
+    def collector(self) -> Collector:
+        """The collector of what operators see.
+
+        Raises:
+            NotReady: the gateway is not in its cluster yet.
+        """
+        if self.console is None:
+            raise NotReady("waiting for the cluster")
+        return self.console
+
+    @property
+    def num_inflight(self) -> int:
+        """Number of requests in flight."""
+        return len(self.inflight)
 
     @property
     def max_tokens(self) -> int:
@@ -110,7 +135,7 @@ class Gateway:
         ):
             metrics.rejections.labels("max_inflight").inc()
             raise Overloaded(f"{self.num_inflight} requests are in flight")
-        self.num_inflight += 1
+        self.inflight[record] = None
         self.idle.clear()
         record.admitted = True
         self._join_crowd(record, 1)
@@ -148,8 +173,8 @@ class Gateway:
         record.ask_workers()
         if record.admitted:
             record.admitted = False
-            self.num_inflight -= 1
-            if not self.num_inflight:
+            del self.inflight[record]
+            if not self.inflight:
                 self.idle.set()
 
     @asynccontextmanager
@@ -244,6 +269,7 @@ class Admitted(Generic[BodyOf]):
     def execution(self, runs: Sequence[Run]) -> AbstractAsyncContextManager[Execution]:
         """Carry out the runs; those still under way at the end of the block are cancelled."""
         self.record.ask_workers()
+        self.record.runs = runs
         return self.gateway.execution(self.answer_id, runs, self.deadline, self.record.places)
 
 

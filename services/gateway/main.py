@@ -26,6 +26,8 @@ from moesaic.models.weights.hub import local_model
 from moesaic.services.gateway.admin import GatewayAdmin
 from moesaic.services.gateway.app import make_app
 from moesaic.services.gateway.batches.runner import BatchRunner
+from moesaic.services.gateway.console.collector import Collector
+from moesaic.services.gateway.entry import Entry
 from moesaic.services.gateway.gateway import Gateway
 from moesaic.services.gateway.http.protocol import BoundedHttp, Connections
 from moesaic.services.gateway.language import Language
@@ -64,7 +66,11 @@ async def serve(settings: GatewaySettings) -> None:
             _check_exposure(listener.settings)
             listener.status.model = gateway.model_name
             app = make_app(gateway)
-            async with http_server(listener.settings, app) as address, joined(listener) as process:
+            async with (
+                http_server(listener.settings, app) as address,
+                console_server(app, listener.settings),
+                joined(listener) as process,
+            ):
                 await serve_http(gateway, app, address, process)
 
 
@@ -77,6 +83,7 @@ async def serve_http(
     lease = await process.registered(
         "starting", config_digest=gateway.language.config.answering_digest
     )
+    gateway.console = Collector(process.identity.worker_id, gateway, fleet, placement)
     async with asyncio.TaskGroup() as tasks:
         observing = partial(observe, gateway, process.admin, fleet, placement, lease)
         following = tasks.create_task(
@@ -144,6 +151,22 @@ async def _idle(gateway: Gateway, within_s: float) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+@asynccontextmanager
+async def console_server(app: Entry, settings: GatewaySettings) -> AsyncIterator[None]:
+    """Show the console on a listener of its own for the length of the block, if the settings have one.
+
+    Raises:
+        InUse: the port cannot be listened on.
+    """
+    if not settings.console_port:
+        yield
+        return
+    own = {"host": settings.console_host, "port": settings.console_port}
+    async with http_server(settings.model_copy(update=own), app.with_console()) as address:
+        log.info("console.serving", address=address)
+        yield
 
 
 @asynccontextmanager

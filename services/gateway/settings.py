@@ -18,6 +18,7 @@ class GatewaySettings(ServiceSettings):
     groups: ClassVar[Mapping[str, str]] = {
         "model": "Model",
         "api_key": "Access",
+        "console_port": "Console",
         "max_body_bytes": "Limits",
         "files_dir": "Files and batches",
         "block_secret": "Choice of workers",
@@ -69,6 +70,16 @@ class GatewaySettings(ServiceSettings):
         pattern=r"^[^\s/@]*( ?, ?[^\s/@]+)*$",
         description="further host names, comma-separated, that a gateway without keys accepts, such as "
         "those of a proxy or of a web page that calls it",
+    )
+    console_port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="port of a listener of its own for the console, which is needed where callers need keys; "
+        "0: the console is on the REST port if callers need no keys, and nowhere otherwise",
+    )
+    console_host: str = Field(
+        "127.0.0.1", description="address that --console-port listens on; its callers need keys too"
     )
     max_body_bytes: int = Field(4 << 20, ge=1024, le=1 << 30, description="largest request body")
     control_tokens_in_content: bool = Field(

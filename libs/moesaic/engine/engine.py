@@ -106,7 +106,7 @@ class Engine:
         self.observers: list[Observer] = [self.brownout, self.ledger, StepMetrics(self.batcher)]
         self._tell_blocks, self._recovery_s = tell_blocks, recovery_s
         self._request_came = asyncio.Event()
-        self._epoch = 0
+        self._epoch = self._num_rows = 0
 
     def submit(self, request: Request) -> None:
         """Take a request. If it is refused, its one event is the error."""
@@ -170,6 +170,7 @@ class Engine:
             waiting_for=tuple(self._dispatcher.waiting_for),
             outstanding=outstanding_of(self.batcher.unfinished(), self._flops),
             brownout=self.brownout.load(),
+            num_rows=self._num_rows,
         )
 
     async def run(self) -> None:
@@ -233,6 +234,7 @@ class Engine:
 
     def _ended(self, planned: PlannedStep | Slice, computed: Computed, took_s: float) -> None:
         self._epoch = computed.epoch
+        self._num_rows += planned.num_rows
         if isinstance(planned, PlannedStep):
             self.batcher.took(planned, took_s)
         for observer in self.observers:

@@ -33,6 +33,7 @@ class EngineLoad:
     waiting_for: tuple[str, ...]
     outstanding: Mapping[int, Outstanding] = field(default_factory=dict)  # by stream
     brownout: BrownoutLoad = field(default_factory=BrownoutLoad)
+    num_rows: int = 0  # computed since the start
 
 
 def outstanding_of(sequences: Iterable[AnySequence], flops: ModelFlops) -> dict[int, Outstanding]:

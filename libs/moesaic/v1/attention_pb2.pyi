@@ -939,11 +939,14 @@ class GetLoadResponse(_message.Message):
     KV_BLOCKS_TOTAL_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     BROWNOUT_FIELD_NUMBER: _builtins.int
+    NUM_ROWS_FIELD_NUMBER: _builtins.int
     num_running: _builtins.int
     num_waiting: _builtins.int
     kv_blocks_used: _builtins.int
     kv_blocks_total: _builtins.int
     epoch: _builtins.int
+    num_rows: _builtins.int
+    """computed since the worker started, prompts and answers"""
     @_builtins.property
     def brownout(self) -> Global___BrownoutLoad: ...
     def __init__(
@@ -955,10 +958,11 @@ class GetLoadResponse(_message.Message):
         kv_blocks_total: _builtins.int = ...,
         epoch: _builtins.int = ...,
         brownout: Global___BrownoutLoad | None = ...,
+        num_rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["brownout", b"brownout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["brownout", b"brownout", "epoch", b"epoch", "kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "num_running", b"num_running", "num_waiting", b"num_waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brownout", b"brownout", "epoch", b"epoch", "kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "num_rows", b"num_rows", "num_running", b"num_running", "num_waiting", b"num_waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -79,6 +79,8 @@ class EventStream(Response):
     If it fails before the first chunk, the answer is an ordinary error.
     """
 
+    background = None  # which FastAPI asks of a response
+
     def __init__(
         self,
         record: RequestRecord,

@@ -7,7 +7,7 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from moesaic.services.gateway.access import NO_KEY, scope_of
+from moesaic.services.gateway.access import is_open, scope_of
 from moesaic.services.gateway.http.problems import ErrorReply
 
 Responses = dict[int | str, dict[str, Any]]
@@ -85,7 +85,7 @@ def _complete(operation: Any, path: str, *, needs_keys: bool, has_limits: bool) 
     # The framework's own, which is never sent.
     responses.pop("422", None)
     errors = [500]
-    if needs_keys and path not in NO_KEY:
+    if needs_keys and not is_open(path):
         scope = scope_of(path)
         operation["security"] = [{"api_key": [scope] if scope else []}]
         errors += [401, *([403] if scope else []), *([429] if has_limits else [])]

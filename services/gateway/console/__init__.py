@@ -1,0 +1,1 @@
+"""What do operators see of the cluster, and who tells the gateway?"""

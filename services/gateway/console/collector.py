@@ -1,0 +1,191 @@
+"""Collects the state of the cluster while somebody looks at it, and asks nobody otherwise."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+from moesaic.cluster.background import again_and_again
+from moesaic.cluster.placement_view import PlacementView
+from moesaic.cluster.waiting import Changes
+from moesaic.errors import MoesaicError
+from moesaic.messages.registry import WorkerRecord
+from moesaic.services.gateway.console.asking import Asking
+from moesaic.services.gateway.console.experts import expert_map, num_replicas, shares_of_workers
+from moesaic.services.gateway.console.inflight import requests_of
+from moesaic.services.gateway.console.latencies import TrafficWindow
+from moesaic.services.gateway.console.state import (
+    ClusterState,
+    ExpertMap,
+    LinkState,
+    ServiceState,
+    SiteState,
+)
+from moesaic.services.gateway.http.request_record import RequestRecord
+from moesaic.v1.edge_agent_pb2 import GetProfileResponse
+
+EVERY_S = 2.0
+
+
+class Gatewayed(Protocol):
+    """The part of ``Gateway`` that is shown."""
+
+    model_name: str
+    inflight: dict[RequestRecord, None]
+
+    def failing_checks(self) -> dict[str, MoesaicError]:
+        """Find what keeps requests from being answered."""
+        ...
+
+    @property
+    def num_queued(self) -> int:
+        """Number of sequences that wait for an attention worker."""
+        ...
+
+
+class Members(Protocol):
+    """The part of ``Fleet`` that is needed."""
+
+    workers: dict[str, WorkerRecord]
+
+
+class Collector(Changes):
+    """The state of a cluster, as one gateway sees it."""
+
+    def __init__(
+        self, name: str, gateway: Gatewayed, fleet: Members, placement: PlacementView
+    ) -> None:
+        """
+        Args:
+            name: worker id of the gateway.
+            gateway: the gateway.
+            fleet: registered processes.
+            placement: the committed placement.
+        """
+        super().__init__()
+        self._name, self._gateway, self._fleet, self._placement = name, gateway, fleet, placement
+        self._asking, self._traffic = Asking(), TrafficWindow()
+        self._num_watching = 0
+        self._collecting: asyncio.Task[None] | None = None
+        self._state: ClusterState | None = None
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator["Collector"]:
+        """Collect for the length of the block; several blocks share one collection."""
+        self._num_watching += 1
+        if self._collecting is None:
+            self._collecting = asyncio.create_task(again_and_again(self._collect, "console"))
+        try:
+            yield self
+        finally:
+            self._num_watching -= 1
+            if not self._num_watching:
+                await self._stop()
+
+    async def state(self) -> ClusterState:
+        """Give the newest state; waits for the first."""
+        while self._state is None:
+            await self.changed(self.version)
+        return self._state
+
+    def experts(self) -> ExpertMap:
+        """Give the experts' holders and loads."""
+        return expert_map(self._placement.current, self._asking.activations)
+
+    async def _stop(self) -> None:
+        collecting, self._collecting, self._state = self._collecting, None, None
+        assert collecting is not None
+        collecting.cancel()
+        await asyncio.gather(collecting, return_exceptions=True)
+        asking, self._asking, self._traffic = self._asking, Asking(), TrafficWindow()
+        await asking.close()
+
+    async def _collect(self) -> None:
+        while True:
+            await self._asking.ask(list(self._fleet.workers.values()))
+            self._state = self._make()
+            self.note_change()
+            await asyncio.sleep(EVERY_S)
+
+    def _make(self) -> ClusterState:
+        gateway, told = self._gateway, self._asking
+        records = sorted(self._fleet.workers.values(), key=lambda record: record.worker_id)
+        failing = gateway.failing_checks()
+        return ClusterState(
+            at=time.time(),
+            model=gateway.model_name,
+            ready=not failing,
+            waiting_for=[str(error) for error in failing.values()],
+            epoch=self._placement.epoch,
+            gateway=self._name,
+            traffic=self._traffic.look(len(gateway.inflight), gateway.num_queued),
+            services=self._services(records),
+            links=[*self._links(records), *_links_of_sites(told.profiles)],
+            sites=[_site(name, found) for name, found in sorted(told.profiles.items())],
+            requests=requests_of(gateway.inflight),
+            brownout=told.brownout,
+            scaling=told.scaling,
+            decisions=told.decisions,
+        )
+
+    def _services(self, records: Iterable[WorkerRecord]) -> list[ServiceState]:
+        replicas = num_replicas(self._placement.current)
+        shares = shares_of_workers(self.experts())
+        return [
+            ServiceState(
+                id=record.worker_id,
+                role=record.role,
+                state=record.state,
+                node=record.node,
+                site=record.site,
+                version=record.version,
+                generation=record.generation,
+                experts=replicas.get(record.worker_id, 0),
+                expert_share=shares.get(record.worker_id),
+                load=self._asking.loads.get(record.incarnation),
+            )
+            for record in records
+        ]
+
+    def _links(self, records: Iterable[WorkerRecord]) -> Iterable[LinkState]:
+        """Links from attention workers to the holders of experts that they send rows to."""
+        placement = self._placement.current
+        if placement is None:
+            return
+        for record in records:
+            if record.role != "attention" or record.dispatch != "routed":
+                continue
+            load = self._asking.loads.get(record.incarnation)
+            rows_per_s = load.rows_per_s if load else None
+            for idx, target in enumerate(placement.workers):
+                num_layers = sum(any(e >= 0 for e in by[idx]) for by in placement.slots)
+                sent = None
+                if rows_per_s is not None:
+                    sent = round(rows_per_s * record.row_bytes * num_layers, 1)
+                yield LinkState(source=record.worker_id, target=target.worker_id, bytes_per_s=sent)
+
+
+def _links_of_sites(
+    profiles: dict[str, GetProfileResponse],
+) -> Iterable[LinkState]:
+    for name, found in sorted(profiles.items()):
+        for link in found.links:
+            yield LinkState(
+                source=name,
+                target=link.peer,
+                rtt_s=link.rtt_s or None,
+                capacity_bytes_per_s=link.bytes_per_s or None,
+            )
+
+
+def _site(name: str, found: GetProfileResponse) -> SiteState:
+    choices = found.local + found.cached + found.loaded + found.remote
+    return SiteState(
+        id=name,
+        site=found.site,
+        memory_used_bytes=found.memory_used_bytes,
+        memory_limit_bytes=found.memory_limit_bytes,
+        held=found.num_held,
+        local_share=round(found.local / choices, 4) if choices else None,
+    )
