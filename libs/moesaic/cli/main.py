@@ -22,6 +22,7 @@ from moesaic.cli.commands import (
     serve,
     status,
     token,
+    top,
     trace,
     up,
 )
@@ -44,6 +45,7 @@ app.command(cls=SettingsCommand)(up.up)
 app.command(cls=SettingsCommand)(plan.plan)
 app.command()(up.down)
 app.command()(status.status)
+app.command()(top.top)
 app.command()(token.token)
 app.command()(classify.classify)
 app.command()(generate.generate)

@@ -83,6 +83,11 @@ class Collector(Changes):
             if not self._num_watching:
                 await self._stop()
 
+    @property
+    def collects(self) -> bool:
+        """True while somebody watches."""
+        return self._collecting is not None
+
     async def state(self) -> ClusterState:
         """Give the newest state; waits for the first."""
         while self._state is None:

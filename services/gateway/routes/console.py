@@ -72,8 +72,9 @@ async def events(request: Request) -> Response:
     async def chunks() -> AsyncGenerator[bytes, None]:
         async with collector.watching():
             while True:
+                state = await collector.state()
                 version = collector.version
-                yield event(await collector.state())
+                yield event(state)
                 await collector.changed(version)
 
     return EventStream(record_of(request), chunks(), KEEP_ALIVE_S)

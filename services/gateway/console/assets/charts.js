@@ -15,7 +15,7 @@ function Chart({ title, unit, names, series, theme }) {
       width: Math.max(260, place.current.clientWidth), height: 190,
       series: [{}, ...names.map((label, i) => ({ label, stroke: colors[i], width: 2, spanGaps: false }))],
       axes: [axis, { ...axis, size: 62, values: (_, ticks) => ticks.map((tick) => (unit === "s" ? seconds(tick) : amount(tick, ""))) }],
-      scales: { y: { range: (_, low, high) => [0, Math.max(high || 0, 1e-3) * 1.1] } },
+      scales: { y: { range: (_, low, high) => [0, Math.max(high || 0, unit === "s" ? 1e-3 : 1) * 1.1] } },
       cursor: { y: false },
     }, series, place.current);
     const fit = new ResizeObserver(() => plot.current.setSize({ width: Math.max(260, place.current.clientWidth), height: 190 }));

@@ -97,7 +97,7 @@ export function Experts({ state, theme }) {
       <p aria-live="polite">Layer ${map.layers[row]}, expert ${expert}${expert >= map.num_experts - map.num_united ? " (united)" : ""}: ${holders.length ? `on ${holders.join(", ")}` : "on no worker"}; ${share == null ? "no rows yet" : `${percent(share)} of the layer's rows`}.</p>
     </form>
     <canvas ref=${canvas} onClick=${select} role="img" aria-label=${`Map of ${map.layers.length} layers by ${map.num_experts} experts, coloured by ${view}. The table below lists the busiest experts.`}></canvas>
-    <p class="weak">Layers from top to bottom, experts from left to right. Four times the even share has the darkest colour${theme === "dark" ? " inverted" : ""}.</p>
+    <p class="weak">Layers from top to bottom, experts from left to right. The strongest colour means four times the even share of rows, or more.</p>
     <${Table} caption="Busiest experts" columns=${["#layer", "#expert", "#share of rows", "holders"]} empty="No rows yet."
       rows=${busiest.map((each) => ({ key: `${each.layer} ${each.e}`, cells: [each.layer, each.e, percent(each.part), each.held.map((idx) => map.workers[idx]).join(", ")] }))} />
   </section>`;

@@ -4,7 +4,7 @@ import { html, useLayoutEffect, useRef, useState } from "./preact.js";
 import { Bar, Table, amount, percent } from "./parts.js";
 
 const ROLES = [["gateway", "Gateways"], ["scheduler", "Schedulers"], ["attention", "Attention workers"], ["expert", "Expert workers"], ["edge-agent", "Edge agents"]];
-const FEW = 12; // of one role, shown with all facts
+const FEW = 12; // processes of one role that are shown with all facts, and links with their rates
 const MOST_LINKS = 64;
 
 function facts(service) {
@@ -36,7 +36,7 @@ function Links({ links, frame, nodes }) {
         if (!a || !b) return [];
         const [x1, y1, x2, y2] = [a.right - box.left, a.top + a.height / 2 - box.top, b.left - box.left, b.top + b.height / 2 - box.top];
         const middle = (x1 + x2) / 2;
-        return [{ key: `${link.source} ${link.target}`, d: `M${x1},${y1} C${middle},${y1} ${middle},${y2} ${x2},${y2}`, width: 1 + 4 * (link.bytes_per_s || 0) / most }];
+        return [{ key: `${link.source} ${link.target}`, d: `M${x1},${y1} C${middle},${y1} ${middle},${y2} ${x2},${y2}`, width: 1 + 4 * (link.bytes_per_s || 0) / most, x: middle, y: (y1 + y2) / 2, rate: amount(link.bytes_per_s, "B/s") }];
       }));
     };
     draw();
@@ -44,7 +44,8 @@ function Links({ links, frame, nodes }) {
     fit.observe(frame.current);
     return () => fit.disconnect();
   }, [links]);
-  return html`<svg class="links" aria-hidden="true">${paths.map((path) => html`<path key=${path.key} d=${path.d} stroke-width=${path.width} />`)}</svg>`;
+  return html`<svg class="links" aria-hidden="true">${paths.map((path) => html`<g key=${path.key}><path d=${path.d} stroke-width=${path.width} />
+    ${paths.length <= FEW ? html`<text x=${path.x} y=${path.y - 4} text-anchor="middle">${path.rate}</text>` : null}</g>`)}</svg>`;
 }
 
 export function Topology({ state }) {
