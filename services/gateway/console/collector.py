@@ -12,7 +12,13 @@ from moesaic.cluster.waiting import Changes
 from moesaic.errors import MoesaicError
 from moesaic.messages.registry import WorkerRecord
 from moesaic.services.gateway.console.asking import Asking
-from moesaic.services.gateway.console.experts import expert_map, num_replicas, shares_of_workers
+from moesaic.services.gateway.console.experts import (
+    NOTHING_HELD,
+    HeldExperts,
+    expert_map,
+    held_by_workers,
+    shares_of_workers,
+)
 from moesaic.services.gateway.console.inflight import requests_of
 from moesaic.services.gateway.console.latencies import TrafficWindow
 from moesaic.services.gateway.console.state import (
@@ -69,6 +75,9 @@ class Collector(Changes):
         self._num_watching = 0
         self._collecting: asyncio.Task[None] | None = None
         self._state: ClusterState | None = None
+        # Of these placement and traffic.
+        self._known: tuple[object, object] = None, None
+        self._holding: tuple[dict[str, HeldExperts], dict[str, float]] | None = None
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator["Collector"]:
@@ -100,10 +109,11 @@ class Collector(Changes):
 
     async def _stop(self) -> None:
         collecting, self._collecting, self._state = self._collecting, None, None
+        # Before this waits: the next one who watches begins anew.
+        asking, self._asking, self._traffic = self._asking, Asking(), TrafficWindow()
         assert collecting is not None
         collecting.cancel()
         await asyncio.gather(collecting, return_exceptions=True)
-        asking, self._asking, self._traffic = self._asking, Asking(), TrafficWindow()
         await asking.close()
 
     async def _collect(self) -> None:
@@ -126,7 +136,7 @@ class Collector(Changes):
             gateway=self._name,
             traffic=self._traffic.look(len(gateway.inflight), gateway.num_queued),
             services=self._services(records),
-            links=[*self._links(records), *_links_of_sites(told.profiles)],
+            links=list(_links_of_sites(told.profiles)),
             sites=[_site(name, found) for name, found in sorted(told.profiles.items())],
             requests=requests_of(gateway.inflight),
             brownout=told.brownout,
@@ -134,9 +144,18 @@ class Collector(Changes):
             decisions=told.decisions,
         )
 
+    def _held(self) -> tuple[dict[str, HeldExperts], dict[str, float]]:
+        """Find the experts and the share of rows of each worker; made anew when the placement or its traffic changes."""
+        known, self._known = self._known, (self._placement.current, self._asking.activations)
+        if known != self._known or self._holding is None:
+            self._holding = (
+                held_by_workers(self._placement.current),
+                shares_of_workers(self.experts()),
+            )
+        return self._holding
+
     def _services(self, records: Iterable[WorkerRecord]) -> list[ServiceState]:
-        replicas = num_replicas(self._placement.current)
-        shares = shares_of_workers(self.experts())
+        held, shares = self._held()
         return [
             ServiceState(
                 id=record.worker_id,
@@ -146,29 +165,21 @@ class Collector(Changes):
                 site=record.site,
                 version=record.version,
                 generation=record.generation,
-                experts=replicas.get(record.worker_id, 0),
+                experts=held.get(record.worker_id, NOTHING_HELD).replicas,
+                layers=held.get(record.worker_id, NOTHING_HELD).layers,
                 expert_share=shares.get(record.worker_id),
+                layer_bytes_per_s=self._sent(record),
                 load=self._asking.loads.get(record.incarnation),
             )
             for record in records
         ]
 
-    def _links(self, records: Iterable[WorkerRecord]) -> Iterable[LinkState]:
-        """Links from attention workers to the holders of experts that they send rows to."""
-        placement = self._placement.current
-        if placement is None:
-            return
-        for record in records:
-            if record.role != "attention" or record.dispatch != "routed":
-                continue
-            load = self._asking.loads.get(record.incarnation)
-            rows_per_s = load.rows_per_s if load else None
-            for idx, target in enumerate(placement.workers):
-                num_layers = sum(any(e >= 0 for e in by[idx]) for by in placement.slots)
-                sent = None
-                if rows_per_s is not None:
-                    sent = round(rows_per_s * record.row_bytes * num_layers, 1)
-                yield LinkState(source=record.worker_id, target=target.worker_id, bytes_per_s=sent)
+    def _sent(self, record: WorkerRecord) -> float | None:
+        """Bytes that a worker sends in a second for each layer to each worker with experts of it."""
+        load = self._asking.loads.get(record.incarnation)
+        if record.dispatch != "routed" or load is None or load.rows_per_s is None:
+            return None
+        return round(load.rows_per_s * record.row_bytes, 1)
 
 
 def _links_of_sites(
@@ -180,7 +191,7 @@ def _links_of_sites(
                 source=name,
                 target=link.peer,
                 rtt_s=link.rtt_s or None,
-                capacity_bytes_per_s=link.bytes_per_s or None,
+                bytes_per_s=link.bytes_per_s or None,
             )
 
 

@@ -1,5 +1,7 @@
 """The map of experts: holders by the placement, loads by the scheduler's record of traffic. Pure."""
 
+from typing import NamedTuple
+
 from moesaic.messages.placement import EMPTY_SLOT, Placement
 from moesaic.services.gateway.console.state import ExpertMap
 from moesaic.v1.scheduler_pb2 import SchedulerServiceGetActivationsResponse
@@ -33,16 +35,33 @@ def _shares(rows: list[float], num_experts: int) -> list[float]:
     return told + [0.0] * (num_experts - len(told))
 
 
-def num_replicas(placement: Placement | None) -> dict[str, int]:
-    """Count the replicas of each worker, over all layers."""
+class HeldExperts(NamedTuple):
+    """The experts of one worker.
+
+    Attributes:
+        replicas: number of replicas, over all layers.
+        layers: number of layers that they are of.
+    """
+
+    replicas: int
+    layers: int
+
+
+NOTHING_HELD = HeldExperts(0, 0)
+
+
+def held_by_workers(placement: Placement | None) -> dict[str, HeldExperts]:
+    """Count the replicas of each worker."""
     if placement is None:
         return {}
-    counts = [0] * len(placement.workers)
-    for by_worker in placement.slots:
-        for idx, slots in enumerate(by_worker):
-            counts[idx] += sum(expert != EMPTY_SLOT for expert in slots)
-    names = (worker.worker_id for worker in placement.workers)
-    return dict(zip(names, counts, strict=True))
+    counts = [
+        [sum(expert != EMPTY_SLOT for expert in slots) for slots in by_worker]
+        for by_worker in placement.slots
+    ]
+    return {
+        worker.worker_id: HeldExperts(sum(of_layers), sum(map(bool, of_layers)))
+        for worker, *of_layers in zip(placement.workers, *counts, strict=True)
+    }
 
 
 def shares_of_workers(experts: ExpertMap) -> dict[str, float]:

@@ -79,7 +79,10 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True):
         version: version of the program.
         generation: number that grows with every start.
         experts: replicas of experts in its slots, over all layers.
+        layers: layers whose experts it has in slots.
         expert_share: its share of the cluster's recent rows, if replicas share theirs evenly.
+        layer_bytes_per_s: hidden states that it sends for one layer to each worker that has experts of the layer, if
+            all rows go directly; absent for workers that send none, and after one sample.
         load: load of a worker that takes requests; absent while nobody has asked it.
     """
 
@@ -91,26 +94,26 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
     generation: int = 0
     experts: int = 0
+    layers: int = 0
     expert_share: float | None = None
+    layer_bytes_per_s: float | None = None
     load: WorkerLoad | None = None
 
 
 class LinkState(msgspec.Struct, frozen=True, kw_only=True):
-    """A link between two workers.
+    """A link between two edge agents, as the first of them has measured it.
 
     Attributes:
-        source: id of the worker that sends rows.
-        target: id of the worker that computes experts.
-        bytes_per_s: hidden states sent, if all rows of all layers go directly; absent after one sample.
-        rtt_s: round trip of an empty message, as an edge agent has measured it.
-        capacity_bytes_per_s: rate of the link, as an edge agent has measured it.
+        source: id of the agent that has measured.
+        target: id of the other one.
+        rtt_s: round trip of an empty message; absent: not known.
+        bytes_per_s: rate of the link; absent: not known.
     """
 
     source: str
     target: str
-    bytes_per_s: float | None = None
     rtt_s: float | None = None
-    capacity_bytes_per_s: float | None = None
+    bytes_per_s: float | None = None
 
 
 class SiteState(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,7 +236,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
         gateway: id of the gateway that tells this.
         traffic: requests of this gateway.
         services: all registered processes.
-        links: links between workers.
+        links: links between edge agents.
         sites: sites of edge agents.
         requests: requests in flight at this gateway, the oldest first, at most ``MOST_REQUESTS``.
         brownout: policy in force; absent without a scheduler.

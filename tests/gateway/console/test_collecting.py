@@ -18,7 +18,7 @@ from moesaic.cluster.placement_view import PlacementView
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.messages.registry import WorkerRecord
 from moesaic.services.gateway.console.collector import Collector
-from moesaic.services.gateway.console.experts import expert_map, num_replicas, shares_of_workers
+from moesaic.services.gateway.console.experts import expert_map, held_by_workers, shares_of_workers
 from moesaic.services.gateway.console.inflight import waits_for
 from moesaic.services.gateway.console.latencies import Counted, counted
 from moesaic.services.gateway.console.state import ClusterState, ExpertMap
@@ -118,14 +118,14 @@ def test_experts_have_their_holders_and_their_share_of_rows() -> None:
     assert found.holders == [[[0], [0, 1], [1]]]
     assert found.share == [[0.1, 0.6, 0.3]]
     assert shares_of_workers(found) == {"expert-0": 0.4, "expert-1": 0.6}
-    assert num_replicas(placement()) == {"expert-0": 2, "expert-1": 2}
+    assert held_by_workers(placement()) == {"expert-0": (2, 1), "expert-1": (2, 1)}
 
 
 def test_without_a_placement_or_traffic_there_is_nothing_to_show() -> None:
     assert expert_map(None, None).layers == []
     assert expert_map(placement(), None).share == [[]]
     assert shares_of_workers(expert_map(placement(), None)) == {}
-    assert num_replicas(None) == {}
+    assert held_by_workers(None) == {}
 
 
 def test_a_request_waits_for_its_turn_then_a_worker_then_tokens() -> None:
@@ -164,10 +164,7 @@ async def test_the_state_names_processes_links_and_requests(
         ("attention-0", 0),
         ("expert-0", 2),
     ]
-    assert [(link.source, link.target) for link in state.links] == [
-        ("attention-0", "expert-0"),
-        ("attention-0", "expert-1"),
-    ]
+    assert [each.layers for each in state.services] == [0, 1]
     assert [(each.id, each.route) for each in state.requests] == [("mine", "/v1/completions")]
     assert state.requests[0].waits_for.endswith("of attention-1")
 

@@ -53,18 +53,18 @@ function SiteMap({ sites, links }) {
   return html`<svg class="map" viewBox="0 0 600 320" role="img" aria-label=${`Map of ${sites.length} sites; the tables below have their numbers`}>
     ${drawn.map((link) => {
       const [[x1, y1], [x2, y2]] = [at[link.source], at[link.target]];
-      return html`<g key=${`${link.source} ${link.target}`}><line x1=${x1} y1=${y1} x2=${x2} y2=${y2} /><text x=${(x1 + x2) / 2} y=${(y1 + y2) / 2 - 4} text-anchor="middle">${seconds(link.rtt_s)}, ${amount(link.capacity_bytes_per_s == null ? null : 8 * link.capacity_bytes_per_s, "bit/s")}</text></g>`;
+      return html`<g key=${`${link.source} ${link.target}`}><line x1=${x1} y1=${y1} x2=${x2} y2=${y2} /><text x=${(x1 + x2) / 2} y=${(y1 + y2) / 2 - 4} text-anchor="middle">${seconds(link.rtt_s)}, ${amount(link.bytes_per_s == null ? null : 8 * link.bytes_per_s, "bit/s")}</text></g>`;
     })}
     ${sites.map((site) => html`<g key=${site.id}><circle cx=${at[site.id][0]} cy=${at[site.id][1]} r="26" /><text x=${at[site.id][0]} y=${at[site.id][1] + 4} text-anchor="middle">${site.site}</text></g>`)}
   </svg>`;
 }
 
 export function Edge({ state }) {
-  const links = state.links.filter((link) => link.rtt_s != null || link.capacity_bytes_per_s != null);
+  const links = state.links.filter((link) => link.rtt_s != null || link.bytes_per_s != null);
   if (!state.sites.length) return html`<section class="card"><p>There are no edge agents in this cluster.</p></section>`;
   return html`<section class="card"><h2>Sites</h2><${SiteMap} sites=${state.sites} links=${links} />
     <${Table} caption="Sites" columns=${["site", "agent", "#memory", "#limit", "#experts here", "#choices at own site"]} empty=""
       rows=${state.sites.map((site) => ({ key: site.id, cells: [site.site, site.id, amount(site.memory_used_bytes, "B"), site.memory_limit_bytes ? amount(site.memory_limit_bytes, "B") : "none", site.held, percent(site.local_share)] }))} />
     <${Table} caption="Links" columns=${["from", "to", "#round trip", "#rate"]} empty="No link was measured yet."
-      rows=${links.map((link) => ({ key: `${link.source} ${link.target}`, cells: [link.source, link.target, seconds(link.rtt_s), amount(link.capacity_bytes_per_s == null ? null : 8 * link.capacity_bytes_per_s, "bit/s")] }))} /></section>`;
+      rows=${links.map((link) => ({ key: `${link.source} ${link.target}`, cells: [link.source, link.target, seconds(link.rtt_s), amount(link.bytes_per_s == null ? null : 8 * link.bytes_per_s, "bit/s")] }))} /></section>`;
 }

@@ -14,7 +14,8 @@ function Facts({ answer, state }) {
   const told = answer.moesaic;
   if (!told) return null;
   const workers = told.workers || [];
-  const hosts = [...new Set(state.links.filter((link) => workers.includes(link.source)).map((link) => link.target))];
+  const routed = state.services.some((service) => workers.includes(service.id) && service.layer_bytes_per_s != null);
+  const hosts = routed ? state.services.filter((service) => service.layers).map((service) => service.id) : [];
   return html`<${Figures} of=${[
     ["epoch", (told.epochs || []).map((each) => each.epoch).join(", ") || "–"],
     ["threshold", told.quality ? told.quality.mean_threshold.toFixed(2) : "–"],

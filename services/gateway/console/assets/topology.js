@@ -6,6 +6,7 @@ import { Bar, Table, amount, percent } from "./parts.js";
 const ROLES = [["gateway", "Gateways"], ["scheduler", "Schedulers"], ["attention", "Attention workers"], ["expert", "Expert workers"], ["edge-agent", "Edge agents"]];
 const FEW = 12; // processes of one role that are shown with all facts, and links with their rates
 const MOST_LINKS = 64;
+const MOST_LISTED = 200;
 
 function facts(service) {
   const { load } = service;
@@ -54,7 +55,9 @@ export function Topology({ state }) {
   const nodes = useRef(new Map());
   const anchor = (node) => node && nodes.current.set(node.dataset.id, node);
   const touches = (link) => !selected || link.source === selected || link.target === selected;
-  const sent = state.links.filter((link) => link.rtt_s == null && link.capacity_bytes_per_s == null);
+  const senders = state.services.filter((service) => service.role === "attention" && service.layer_bytes_per_s != null);
+  const holders = state.services.filter((service) => service.layers);
+  const sent = senders.flatMap((from) => holders.map((to) => ({ source: from.id, target: to.id, bytes_per_s: from.layer_bytes_per_s * to.layers })));
   const shown = sent.filter(touches);
   const columns = ROLES.map(([role, title]) => [role, title, state.services.filter((service) => service.role === role)]).filter(([, , found]) => found.length);
   return html`<section class="card">
@@ -66,6 +69,6 @@ export function Topology({ state }) {
     </div>
     <p class="weak">Select a process to see its links alone. Links show the hidden states that attention workers send, if all rows go directly.</p>
     <${Table} caption=${selected ? `Links of ${selected}` : "Links"} columns=${["from", "to", "#sent"]} empty="There are no links between workers: all experts are in the attention workers."
-      rows=${shown.slice(0, 200).map((link) => ({ key: `${link.source} ${link.target}`, cells: [link.source, link.target, amount(link.bytes_per_s, "B/s")] }))} />
+      rows=${shown.slice(0, MOST_LISTED).map((link) => ({ key: `${link.source} ${link.target}`, cells: [link.source, link.target, amount(link.bytes_per_s, "B/s")] }))} />
   </section>`;
 }
