@@ -75,8 +75,8 @@ class GatewaySettings(ServiceSettings):
         0,
         ge=0,
         le=65535,
-        description="port of a listener of its own for the console, which is needed where callers need keys; "
-        "0: the console is on the REST port if callers need no keys, and nowhere otherwise",
+        description="port of a listener for the console alone, which callers with keys need; 0: no such "
+        "listener, and the console is on the REST port if callers need no keys",
     )
     console_host: str = Field(
         "127.0.0.1", description="address that --console-port listens on; its callers need keys too"

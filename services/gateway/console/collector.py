@@ -145,7 +145,7 @@ class Collector(Changes):
         )
 
     def _held(self) -> tuple[dict[str, HeldExperts], dict[str, float]]:
-        """Find the experts and the share of rows of each worker; made anew when the placement or its traffic changes."""
+        """Find the experts and the share of rows of each worker, anew when placement or traffic changes."""
         known, self._known = self._known, (self._placement.current, self._asking.activations)
         if known != self._known or self._holding is None:
             self._holding = (

@@ -81,8 +81,8 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True):
         experts: replicas of experts in its slots, over all layers.
         layers: layers whose experts it has in slots.
         expert_share: its share of the cluster's recent rows, if replicas share theirs evenly.
-        layer_bytes_per_s: hidden states that it sends for one layer to each worker that has experts of the layer, if
-            all rows go directly; absent for workers that send none, and after one sample.
+        layer_bytes_per_s: hidden states that it sends for one layer to each worker with experts of it. All rows are
+            assumed to go directly. Absent for workers that send none, and after one sample.
         load: load of a worker that takes requests; absent while nobody has asked it.
     """
 

@@ -43,7 +43,7 @@ def new(
         str | None,
         typer.Option(
             callback=valid_text,
-            help="Scopes that the key allows, of infer, batch, admin (default: infer).",
+            help="Scopes that the key allows, of infer, batch, console, admin (default: infer).",
         ),
     ] = None,
     requests_per_minute: LimitOption = None,

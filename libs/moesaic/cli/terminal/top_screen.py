@@ -11,6 +11,7 @@ from rich.text import Text
 
 State = dict[str, Any]
 MOST_WORKERS = 24
+MOST_DECISIONS = 8  # where the screen has no end
 LEAST_LINES = 24
 ROLES = ("gateway", "scheduler", "attention", "expert", "edge-agent")
 
@@ -27,7 +28,7 @@ def screen(state: State, height: int = 0) -> RenderableType:
     if state["requests"]:
         parts.append(_requests(state["requests"][:shown], len(state["requests"])))
     if state["decisions"]:
-        parts.append(_decisions(state["decisions"][:shown]))
+        parts.append(_decisions(state["decisions"][: shown if height else MOST_DECISIONS]))
     return Group(*parts)
 
 
