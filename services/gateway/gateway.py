@@ -46,7 +46,7 @@ class Gateway:
     Attributes:
         draining: admit nothing new.
         lacking_experts: failing checks of the expert workers; kept true from outside.
-        inflight: the requests in flight, in the order in which they came.
+        inflight: the requests in flight, in the order in which they came; each with its runs, once there are any.
         idle: set while no request is in flight.
         defaults: the model's own, for fields that a request leaves out.
         store: of files and batches; None where they are not kept.
@@ -63,7 +63,7 @@ class Gateway:
         self.tenants = Tenants(settings.api_key.get_secret_value(), settings.api_keys_file)
         self.workers = Workers(language.config, settings)
         self.draining = False
-        self.inflight: dict[RequestRecord, None] = {}
+        self.inflight: dict[RequestRecord, Sequence[Run]] = {}
         self.lacking_experts: Lacks = lacking_experts(None, {})
         self.idle = asyncio.Event()
         self.idle.set()
@@ -135,7 +135,7 @@ class Gateway:
         ):
             metrics.rejections.labels("max_inflight").inc()
             raise Overloaded(f"{self.num_inflight} requests are in flight")
-        self.inflight[record] = None
+        self.inflight[record] = ()
         self.idle.clear()
         record.admitted = True
         self._join_crowd(record, 1)
@@ -269,7 +269,8 @@ class Admitted(Generic[BodyOf]):
     def execution(self, runs: Sequence[Run]) -> AbstractAsyncContextManager[Execution]:
         """Carry out the runs; those still under way at the end of the block are cancelled."""
         self.record.ask_workers()
-        self.record.runs = runs
+        if self.record in self.gateway.inflight:
+            self.gateway.inflight[self.record] = runs
         return self.gateway.execution(self.answer_id, runs, self.deadline, self.record.places)
 
 

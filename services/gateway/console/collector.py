@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
 
@@ -29,6 +29,7 @@ from moesaic.services.gateway.console.state import (
     SiteState,
 )
 from moesaic.services.gateway.http.request_record import RequestRecord
+from moesaic.services.gateway.workers.run import Run
 from moesaic.v1.edge_agent_pb2 import GetProfileResponse
 
 EVERY_S = 2.0
@@ -38,7 +39,7 @@ class Gatewayed(Protocol):
     """The part of ``Gateway`` that is shown."""
 
     model_name: str
-    inflight: dict[RequestRecord, None]
+    inflight: dict[RequestRecord, Sequence[Run]]
 
     def failing_checks(self) -> dict[str, MoesaicError]:
         """Find what keeps requests from being answered."""

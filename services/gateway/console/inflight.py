@@ -1,7 +1,7 @@
 """Requests in flight, and what each of them waits for."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 from moesaic.services.gateway.console.state import RequestState
 from moesaic.services.gateway.http.request_record import RequestRecord
@@ -10,9 +10,9 @@ from moesaic.services.gateway.workers.run import Run
 MOST_REQUESTS = 100
 
 
-def requests_of(records: Iterable[RequestRecord]) -> list[RequestState]:
+def requests_of(inflight: Mapping[RequestRecord, Sequence[Run]]) -> list[RequestState]:
     """Describe requests, the oldest first, at most ``MOST_REQUESTS``."""
-    oldest = sorted(records, key=lambda record: record.started)[:MOST_REQUESTS]
+    oldest = sorted(inflight.items(), key=lambda item: item[0].started)[:MOST_REQUESTS]
     now_s = time.monotonic()
     return [
         RequestState(
@@ -20,12 +20,12 @@ def requests_of(records: Iterable[RequestRecord]) -> list[RequestState]:
             route=record.route,
             tenant=record.tenant,
             age_s=round(now_s - record.started, 3),
-            waits_for=waits_for(record.runs),
+            waits_for=waits_for(runs),
             prompt_tokens=record.prompt_tokens,
-            tokens=sum(len(run.token_ids) for run in record.runs),
-            workers=sorted({run.placed_at[0] for run in record.runs if run.placed_at}),
+            tokens=sum(len(run.token_ids) for run in runs),
+            workers=sorted({run.placed_at[0] for run in runs if run.placed_at}),
         )
-        for record in oldest
+        for record, runs in oldest
     ]
 
 

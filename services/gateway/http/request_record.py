@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeGuard, TypeVar
 
@@ -14,7 +14,6 @@ from moesaic.errors import MoesaicError
 from moesaic.services.gateway import metrics
 from moesaic.services.gateway.access import PROBED, Places, TenantAllowance, TenantLimited
 from moesaic.services.gateway.http.problems import HttpProblem
-from moesaic.services.gateway.workers.run import Run
 from moesaic.telemetry.metrics import series
 
 log = structlog.get_logger()
@@ -59,7 +58,6 @@ class RequestRecord:
     admitted: bool = False
     leave_crowd: Callable[[], None] | None = None  # of those that wait, until it asks workers
     ignored: list[str] = field(default_factory=list)  # fields that changed nothing
-    runs: Sequence[Run] = ()  # once its prompts are known
     _charged: bool = False
     _charged_tokens: int = 0
     _last_token: float | None = None
