@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, TypeVar
 
 import structlog
 from starlette.types import Receive, Scope
@@ -15,6 +15,9 @@ from moesaic.services.gateway import metrics
 from moesaic.services.gateway.access import PROBED, Places, TenantAllowance, TenantLimited
 from moesaic.services.gateway.http.problems import HttpProblem
 from moesaic.telemetry.metrics import series
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 log = structlog.get_logger()
 
@@ -58,6 +61,7 @@ class RequestRecord:
     admitted: bool = False
     leave_crowd: Callable[[], None] | None = None  # of those that wait, until it asks workers
     ignored: list[str] = field(default_factory=list)  # fields that changed nothing
+    span: "Span | None" = None  # None: it is not traced
     _charged: bool = False
     _charged_tokens: int = 0
     _last_token: float | None = None
