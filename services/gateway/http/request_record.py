@@ -23,6 +23,7 @@ log = structlog.get_logger()
 
 Outcome = Literal["done", "errored", "cancelled"]
 CLIENT_CLOSED = 499
+NO_ROUTE = "other"  # in place of one
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 T = TypeVar("T")
 LOOK_AFTER_S = 0.02  # to look is a task of its own, and many an answer is out by then
@@ -35,7 +36,7 @@ def is_request_id(value: str | None) -> TypeGuard[str]:
 
 def route_of(scope: Scope) -> str:
     """Name the template of the route that matched: a closed set, unlike paths."""
-    return str(getattr(scope.get("route"), "path", "other"))
+    return str(getattr(scope.get("route"), "path", NO_ROUTE))
 
 
 @dataclass(eq=False)
@@ -47,7 +48,7 @@ class RequestRecord:
     tenant: str = ""  # whose request it is; empty while that is not known, and where nobody asks
     allowance: TenantAllowance | None = None  # what it is charged to; None: no limits
     started: float = field(default_factory=time.monotonic)
-    route: str = "other"
+    route: str = NO_ROUTE
     model: str = ""  # only ever the served model's name: it becomes a label
     num_bytes: int = 0  # of its body
     status: int = 0

@@ -128,9 +128,43 @@ async def test_a_refusal_is_a_span_of_its_own_with_the_code(
     refused, lost = collector.of(TRACE)
 
     assert refused.name == "POST /v1/completions"
-    assert lost.name == "GET other"
+    assert lost.name == "GET"
+    assert "http.route" not in lost.attributes
     for each in (refused, lost):
         assert 400 <= each.attributes["http.response.status_code"] < 500
-        assert each.attributes["error.type"]
+        assert each.attributes["moesaic.code"]
         # The server did as it should.
+        assert "error.type" not in each.attributes
         assert each.span.status.code == each.span.status.STATUS_CODE_UNSET
+
+
+async def test_what_a_client_chooses_is_cut_and_its_own_methods_have_no_names(
+    open_house: Any, scripts: Any, collector: Collector, sent: Any
+) -> None:
+    with sent:
+        async with open_house(scripts.says(TEXT)) as house:
+            headers = HEADERS | {"user-agent": "a" * 5000}
+            await house.client.request("PROPFIND", "/" + "b" * 3000, headers=headers)
+    [brewed] = collector.of(TRACE)
+
+    assert brewed.name == "HTTP"
+    assert brewed.attributes["http.request.method"] == "_OTHER"
+    assert len(brewed.attributes["user_agent.original"]) == 200
+    assert len(brewed.attributes["url.path"]) == 200
+
+
+async def test_a_stream_that_breaks_off_after_its_status_is_an_error(
+    open_house: Any, scripts: Any, collector: Collector, sent: Any
+) -> None:
+    async def script(submit: pb.Submit, emit: Any) -> None:
+        emit(tokens=pb.Tokens(token_index=0, token_ids=scripts.ids(TEXT)[:1]))
+        emit(failure=pb.Failure(code="internal_error", message="it broke", http_status=500))
+
+    with sent:
+        async with open_house(script) as house:
+            body = BODY | {"stream": True}
+            await house.client.post("/v1/completions", json=body, headers=HEADERS)
+    [http] = named(collector, "POST /v1/completions")
+
+    assert http.attributes["http.response.status_code"] == 200
+    assert http.attributes["error.type"] == "internal_error"
