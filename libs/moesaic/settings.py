@@ -86,6 +86,7 @@ class ServiceSettings(BaseSettings):
         "host": "Network",
         "cluster": "Cluster",
         "log_level": "Process",
+        "otlp_endpoint": "Traces",
     }
 
     cluster: str = Field(
@@ -145,6 +146,24 @@ class ServiceSettings(BaseSettings):
     )
     grace_s: float = Field(
         30.0, ge=0, le=3600, description="seconds that running work has to finish after SIGTERM"
+    )
+    otlp_endpoint: str = Field(
+        "",
+        validation_alias=AliasChoices(
+            "MOESAIC_OTLP_ENDPOINT",
+            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+            "OTEL_EXPORTER_OTLP_ENDPOINT",
+        ),
+        pattern=r"^((https?://)?[^/\s]+:[0-9]{1,5}/?)?$",
+        description="collector that takes traces by OTLP over gRPC, such as http://127.0.0.1:4317; "
+        "without one, there are no traces",
+    )
+    trace_share: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="share of requests that are traced, of those whose callers do not decide it; by "
+        "default as OTEL_TRACES_SAMPLER says",
     )
 
     def identity(self, role: str) -> str:

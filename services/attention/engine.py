@@ -40,6 +40,7 @@ from moesaic.prefix.blocks import BLOCK_SIZE, BlockHasher, naming_key
 from moesaic.services.attention.kv_room import kv_blocks_of
 from moesaic.services.attention.modes.contract import Mode, WorkerParts, row_dtype
 from moesaic.services.attention.settings import AttentionSettings
+from moesaic.telemetry import spans
 from moesaic.v1.attention_pb2 import EngineProfile
 
 log = structlog.get_logger()
@@ -105,6 +106,11 @@ async def open_engine(
     status = worker.process.status
     with nullcontext() if worker.settings.device == "cpu" else status.waiting(WARMING):
         engine = await worker.thread.build(_engine, worker, mode, emit_there, tell_there)
+    if (made := spans.current()) is not None:
+        # It needs OpenTelemetry.
+        from moesaic.engine.run_spans import RunSpans
+
+        engine.observers.append(RunSpans(made, mode.dispatcher))
     return RunningEngine(engine, worker.thread)
 
 

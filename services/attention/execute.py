@@ -16,6 +16,7 @@ from moesaic.engine.sequences.requests import (
     GenerationTask,
     Request,
     RequestKey,
+    named,
 )
 from moesaic.errors import InvalidInput, MoesaicError, NotReady
 from moesaic.models.configuration.config import ModelConfig
@@ -135,7 +136,7 @@ class OpenRequests:
         except Exception as failure:  # of this request alone: others share its stream
             error = failure
             if not isinstance(error, MoesaicError):
-                log.exception("grammar.failed")
+                log.exception("grammar.failed", **named([request]))
                 error = MoesaicError("the grammar was not compiled; see the worker's log")
             if request.key in self._open:
                 self._close(request.key)

@@ -78,6 +78,7 @@ def decode_submit(
         _min_threshold(submit.min_threshold),
         submit.tenant,
         submit.part_of,
+        submit.traceparent,
     )
 
 

@@ -41,6 +41,7 @@ from moesaic.services.gateway.http.request_record import (
     is_request_id,
     route_of,
 )
+from moesaic.services.gateway.http.request_span import begin_request_span, end_request_span
 
 EVERYWHERE = ("0.0.0.0", "::")  # what listens there has other names
 _SAFE = ("GET", "HEAD")
@@ -163,6 +164,7 @@ class Entry:
             scope = {**scope, "method": "GET"}
         # Of this task only.
         structlog.contextvars.bind_contextvars(request_id=record.request_id)
+        record.span = begin_request_span(record, scope, headers)
         with metrics.inflight.track_inprogress():
             try:
                 await self._handle(record, headers, scope, receive, send)
@@ -171,6 +173,8 @@ class Entry:
                 self._gateway.release(record)
                 record.settle()
                 record.close()
+                if record.span is not None:
+                    end_request_span(record.span, record)
 
     async def _handle(
         self, record: RequestRecord, headers: Headers, scope: Scope, receive: Receive, send: Send

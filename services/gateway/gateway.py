@@ -13,13 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import structlog
 from starlette.requests import Request
 
 from moesaic.api_keys import DEFAULT_TENANT
 from moesaic.errors import ModelNotFound, MoesaicError, NotReady, Overloaded
 from moesaic.prefix.fleet import Room
 from moesaic.services.gateway import metrics
-from moesaic.services.gateway.access import Places, Tenants
+from moesaic.services.gateway.access import Tenants
 from moesaic.services.gateway.console.collector import Collector
 from moesaic.services.gateway.fields.bodies import InferenceWire, RequestBody
 from moesaic.services.gateway.fields.defaults import NO_DEFAULTS, read_defaults
@@ -121,6 +122,7 @@ class Gateway:
         record.model = self.model_name
         if isinstance(body, InferenceWire) and is_request_id(body.request_id):
             record.request_id = body.request_id
+            structlog.contextvars.bind_contextvars(request_id=record.request_id)
 
     def enter(self, record: RequestRecord) -> None:
         """Count a request among those in the house, before it waits for anything; ``release`` ends that.
@@ -179,10 +181,11 @@ class Gateway:
 
     @asynccontextmanager
     async def execution(
-        self, answer_id: str, runs: Sequence[Run], deadline: Deadline, places: Places
+        self, answer_id: str, runs: Sequence[Run], deadline: Deadline, record: RequestRecord
     ) -> AsyncIterator[Execution]:
         """Carry out the runs of one request; those still under way at the end are cancelled."""
-        async with Execution(self.workers, answer_id, runs, deadline, places) as execution:
+        places, span = record.places, record.span
+        async with Execution(self.workers, answer_id, runs, deadline, places, span) as execution:
             self._executions.add(execution)
             try:
                 yield execution
@@ -271,7 +274,9 @@ class Admitted(Generic[BodyOf]):
         self.record.ask_workers()
         if self.record in self.gateway.inflight:
             self.gateway.inflight[self.record] = runs
-        return self.gateway.execution(self.answer_id, runs, self.deadline, self.record.places)
+        # Workers know it by this name.
+        structlog.contextvars.bind_contextvars(answer_id=self.answer_id)
+        return self.gateway.execution(self.answer_id, runs, self.deadline, self.record)
 
 
 def admit(

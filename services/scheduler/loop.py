@@ -43,6 +43,7 @@ from moesaic.services.scheduler.settings import SchedulerSettings
 from moesaic.services.scheduler.steps import ConfirmStep, PlaceStep, PlanStep, Situation, next_step
 from moesaic.services.scheduler.substitutions import Substitutions
 from moesaic.services.scheduler.versioned import VersionedStore
+from moesaic.telemetry import spans
 
 log = structlog.get_logger()
 
@@ -182,13 +183,14 @@ class PlacementLoop:
         if placement.slots == own.slots and placement.workers == own.workers:
             return None
         decision = await self._log.note(**causes.by_operator(own, placement, self._fleet.workers))
-        try:
-            await self._place(placement, decision, urgent=False)
-        except Obsolete as cause:
-            raise NotReady(str(cause), code="placement_changing") from cause
-        # The loop tells the workers that could not be told.
-        with suppress(MoesaicError):
-            await self._confirm()
+        with spans.within("decision", _told(decision)):
+            try:
+                await self._place(placement, decision, urgent=False)
+            except Obsolete as cause:
+                raise NotReady(str(cause), code="placement_changing") from cause
+            # The loop tells the workers that could not be told.
+            with suppress(MoesaicError):
+                await self._confirm()
         return decision
 
     def require_lead(self) -> None:
@@ -269,8 +271,9 @@ class PlacementLoop:
     async def _decide(self, wanted: Placement, cause: dict[str, Any], *, urgent: bool) -> None:
         """Log a decision, have it placed, and put it in force."""
         noted = await self._log.note(**cause)
-        await self._place(wanted, noted, urgent=urgent)
-        await self._confirm()
+        with spans.within("decision", _told(noted)):
+            await self._place(wanted, noted, urgent=urgent)
+            await self._confirm()
 
     async def _rebalance(self, current: Placement) -> None:
         """Plan by the traffic, and move experts if that is worth while."""
@@ -387,7 +390,8 @@ class PlacementLoop:
         if current is None:
             return False
         try:
-            return await self._confirmation.confirm(current)
+            with spans.within("confirm", {"moesaic.epoch": current.epoch}):
+                return await self._confirmation.confirm(current)
         except StaleEpoch as error:
             # A worker has seen a later epoch, or another placement of this one.
             self._placer.note_newer(error)
@@ -396,3 +400,7 @@ class PlacementLoop:
 
     def _experts(self) -> list[WorkerRecord]:
         return [record for record in self._fleet.workers.values() if record.holds_experts]
+
+
+def _told(decision: PlacementDecision) -> dict[str, str]:
+    return {"moesaic.decision_id": decision.decision_id, "moesaic.cause": decision.cause}

@@ -184,7 +184,7 @@ def run(
     ledger.began(PlannedStep())
     ledger.work = work
     clock.now_s += seconds
-    ledger.ended(PlannedStep(), Computed(1, None, ChoiceCounts(), waits, seconds, ()), seconds)
+    ledger.ended(PlannedStep(), Computed(1, None, ChoiceCounts(), waits, seconds, "", ()), seconds)
 
 
 def num_measured(ledger: StepLedger, num_steps: int) -> int:

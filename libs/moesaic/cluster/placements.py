@@ -17,6 +17,7 @@ def encode_placement(placement: Placement) -> pb.Placement:
         num_experts=placement.num_experts,
         num_united=placement.num_united,
         substitution=filled(pb.Substitution, placement.substitution),
+        traceparent=placement.traceparent,
         workers=[filled(pb.PlacedWorker, worker) for worker in placement.workers],
         layers=[
             pb.PlacedLayer(
@@ -41,6 +42,7 @@ def decode_placement(wire: pb.Placement) -> Placement:
         num_experts=wire.num_experts,
         num_united=wire.num_united,
         substitution=_decode_substitution(wire),
+        traceparent=wire.traceparent,
         workers=[PlacedWorker.of(worker) for worker in wire.workers],
         layers=[layer.layer for layer in wire.layers],
         slots=[[list(slots.expert_ids) for slots in layer.workers] for layer in wire.layers],

@@ -4,7 +4,7 @@ Parts start in this order and stop in the other::
 
     introduce        its worker id, and its logs
     stop_event       (lifecycle) SIGTERM and SIGINT
-    listening        its own addresses, its gRPC server
+    listening        its traces, its own addresses, its gRPC server
     joined           its metrics, Redis, its generation
     registered       its lease
 
@@ -31,6 +31,7 @@ from moesaic.cluster.rpc.server import AdminServer, ServiceStatus, admin_server
 from moesaic.cluster.same_weights import same_weights
 from moesaic.messages.registry import Role, Weights, WorkerRecord, WorkerState
 from moesaic.settings import ServiceSettings
+from moesaic.telemetry import spans
 from moesaic.telemetry.logs import configure_logging
 from moesaic.telemetry.metrics import serve_metrics
 
@@ -187,6 +188,29 @@ class Availability:
 
 
 @asynccontextmanager
+async def traced(settings: ServiceSettings, identity: Identity) -> AsyncIterator[None]:
+    """Have the spans of this process sent for the length of the block, if the settings say where to.
+
+    Raises:
+        InvalidInput: they cannot be sent.
+    """
+    share = settings.trace_share if "trace_share" in settings.model_fields_set else None
+    # Placements are few, and steps of any request may be linked to them.
+    if share is not None and identity.role == "scheduler":
+        share = 1.0
+    described = {
+        "service.name": f"moesaic-{identity.role}",
+        "service.namespace": settings.cluster,
+        "service.instance.id": identity.worker_id,
+        "service.version": moesaic.__version__,
+    }
+    # An expert worker knows steps, not requests; those that ask it make the spans.
+    endpoint = "" if identity.role == "expert" else settings.otlp_endpoint
+    with spans.sent(endpoint, share, described):
+        yield
+
+
+@asynccontextmanager
 async def listening(
     settings: Settings, identity: Identity, register: Register, stop: StopEvent
 ) -> AsyncIterator[ListeningProcess[Settings]]:
@@ -204,6 +228,7 @@ async def listening(
     """
     worker_id = identity.worker_id
     async with (
+        traced(settings, identity),
         own_addresses(settings) as found,
         admin_server(
             found, identity.role, worker_id=worker_id, register=register, stop=stop

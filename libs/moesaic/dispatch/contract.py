@@ -22,6 +22,7 @@ class Step:
     substitution: Substitution | None = None  # how choices may be degraded; None: they cannot be
     # Some experts are served by united ones alone: all rows need promises, and none may be promised everything.
     has_lost: bool = False
+    placed_in: str = ""  # W3C: the span in which the placement was made; empty: it is not traced
 
 
 class Dispatcher(Protocol):

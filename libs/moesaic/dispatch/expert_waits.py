@@ -1,6 +1,6 @@
 """WaitTally: the time that steps of one dispatcher spend because experts are in other processes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from moesaic.costs import CostBook
@@ -59,6 +59,40 @@ class WaitTally:
         """Take the sums since the last call."""
         taken, self._sum = self._sum, NOTHING
         return taken
+
+
+@dataclass
+class Work:
+    """Work of expert workers, as they tell it.
+
+    Attributes:
+        seconds: by worker id, of all layers.
+        layers: by worker id, of all steps.
+    """
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    layers: dict[str, int] = field(default_factory=dict)
+
+    def add(self, worker_id: str, took_ns: int, layers: int = 1) -> None:
+        """Count the time of a worker; 0: it computed nothing, or does not tell."""
+        if took_ns:
+            self.seconds[worker_id] = self.seconds.get(worker_id, 0.0) + took_ns * 1e-9
+            self.layers[worker_id] = self.layers.get(worker_id, 0) + layers
+
+    def and_also(self, more: "Work") -> None:
+        """Add those of more steps."""
+        for worker_id, seconds in more.seconds.items():
+            self.seconds[worker_id] = self.seconds.get(worker_id, 0.0) + seconds
+            self.layers[worker_id] = self.layers.get(worker_id, 0) + more.layers[worker_id]
+
+
+@runtime_checkable
+class TellsOfWork(Protocol):
+    """A dispatcher that knows what each expert worker computed."""
+
+    def take_work(self) -> Work:
+        """Take what was computed since the last call."""
+        ...
 
 
 @runtime_checkable

@@ -37,6 +37,7 @@ class Computed:
         counts: of these choices.
         waits: for experts in other processes.
         took_s: to compute it.
+        placed_in: see ``Step.placed_in``.
         logits: float32 ``[R, V]``, of the wanted rows of some chunks, beside these chunks. Those of a
             sweep are many, so each are made when they are asked for.
     """
@@ -46,6 +47,7 @@ class Computed:
     counts: ChoiceCounts
     waits: ExpertWaits
     took_s: float
+    placed_in: str
     logits: Logits
 
 
@@ -91,7 +93,10 @@ class StepComputer:
         else:
             counts, logits = await self._compute_step(step, planned)
         took_s = time.monotonic() - started_s
-        return Computed(step.epoch, step.substitution, counts, self._take_waits(), took_s, logits)
+        waits = self._take_waits()
+        return Computed(
+            step.epoch, step.substitution, counts, waits, took_s, step.placed_in, logits
+        )
 
     async def _compute_step(self, step: Step, planned: PlannedStep) -> tuple[ChoiceCounts, Logits]:
         self._cache.copy_blocks(planned.copies)

@@ -29,7 +29,7 @@ from moesaic.engine.load import EngineLoad, outstanding_of
 from moesaic.engine.metrics import StepMetrics
 from moesaic.engine.observer import Observer
 from moesaic.engine.progress import Progress
-from moesaic.engine.sequences.requests import Event, FailureEvent, Request, RequestKey
+from moesaic.engine.sequences.requests import Event, FailureEvent, Request, RequestKey, named
 from moesaic.engine.sequences.sequence import AnySequence
 from moesaic.engine.shortcuts import Shortcut
 from moesaic.engine.steps.admission import EngineLimits
@@ -251,7 +251,8 @@ class Engine:
                 self.batcher.failed(planned)
             await self._stall(error)
             return
-        log.exception("step.failed", rows=planned.num_rows)
+        names = named(sequence.request for sequence in planned.sequences)
+        log.exception("step.failed", rows=planned.num_rows, **names)
         failure: MoesaicError = MoesaicError("the step failed; see the worker's log")
         if ran_out_of_memory(error):
             # Its tensors are free for the next step, which has fewer rows of prompts.
@@ -315,7 +316,8 @@ class Engine:
         if expired:
             known = isinstance(error, ExpertUnavailable)
             cause = error if known else ExpertUnavailable(-1, cause=str(error))
-            log.warning("requests.gave_up", count=len(expired), cause=str(error))
+            names = named(sequence.request for sequence in expired)
+            log.warning("requests.gave_up", count=len(expired), cause=str(error), **names)
             self._fail(expired, cause)
 
     def _expire(self) -> None:

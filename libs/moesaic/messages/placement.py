@@ -52,6 +52,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, tag="placement.v1"):
     slots: list[list[list[int]]]
     substitution: Substitution = Substitution()  # how choices may be degraded
     num_united: SmallCount = 0  # the last of ``num_experts``
+    traceparent: Name = ""  # W3C: the scheduler's span that placed it; empty: it is not traced
 
     def checked(self) -> "Placement":
         """Return the placement itself, if its parts fit together.

@@ -98,6 +98,7 @@ class Submit(_message.Message):
     MIN_THRESHOLD_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     PART_OF_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
     """events carry it back, so that those of an earlier attempt can be told apart"""
@@ -113,6 +114,8 @@ class Submit(_message.Message):
     """whose turn it uses up; tenants take turns"""
     part_of: _builtins.str
     """the caller's request, which may be many of these; empty: it is one by itself"""
+    traceparent: _builtins.str
+    """W3C: the gateway's span that waits for it; empty: it is not traced"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """the prompt"""
@@ -135,10 +138,11 @@ class Submit(_message.Message):
         min_threshold: _builtins.float = ...,
         tenant: _builtins.str = ...,
         part_of: _builtins.str = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "scoring", b"scoring", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cache_salt", b"cache_salt", "deadline_ms", b"deadline_ms", "generation", b"generation", "min_threshold", b"min_threshold", "part_of", b"part_of", "priority", b"priority", "request_id", b"request_id", "scoring", b"scoring", "tenant", b"tenant", "token_ids", b"token_ids", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cache_salt", b"cache_salt", "deadline_ms", b"deadline_ms", "generation", b"generation", "min_threshold", b"min_threshold", "part_of", b"part_of", "priority", b"priority", "request_id", b"request_id", "scoring", b"scoring", "tenant", b"tenant", "token_ids", b"token_ids", "traceparent", b"traceparent", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["generation", "scoring"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1amoesaic/v1/placement.proto\x12\nmoesaic.v1\"\xdd\x01\n\tPlacement\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\t\x12)\n\x07workers\x18\x03 \x03(\x0b\x32\x18.moesaic.v1.PlacedWorker\x12\'\n\x06layers\x18\x04 \x03(\x0b\x32\x17.moesaic.v1.PlacedLayer\x12\x13\n\x0bnum_experts\x18\x05 \x01(\r\x12\x12\n\nnum_united\x18\x06 \x01(\r\x12.\n\x0csubstitution\x18\x07 \x01(\x0b\x32\x18.moesaic.v1.Substitution\":\n\x0cSubstitution\x12\x0b\n\x03way\x18\x01 \x01(\r\x12\x0f\n\x07instead\x18\x02 \x01(\t\x12\x0c\n\x04rule\x18\x03 \x01(\t\"\x9d\x01\n\x0cPlacedWorker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x15\n\radmin_address\x18\x03 \x01(\t\x12\x14\n\x0c\x64\x61ta_address\x18\x04 \x01(\t\x12\x17\n\x0fweights_address\x18\x07 \x01(\t\x12\x12\n\nridge_rows\x18\x06 \x01(\r\x12\x0c\n\x04node\x18\x05 \x01(\t\"C\n\x0bPlacedLayer\x12\r\n\x05layer\x18\x01 \x01(\r\x12%\n\x07workers\x18\x02 \x03(\x0b\x32\x14.moesaic.v1.SlotList\"\x1e\n\x08SlotList\x12\x12\n\nexpert_ids\x18\x01 \x03(\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1amoesaic/v1/placement.proto\x12\nmoesaic.v1\"\xf2\x01\n\tPlacement\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\t\x12)\n\x07workers\x18\x03 \x03(\x0b\x32\x18.moesaic.v1.PlacedWorker\x12\'\n\x06layers\x18\x04 \x03(\x0b\x32\x17.moesaic.v1.PlacedLayer\x12\x13\n\x0bnum_experts\x18\x05 \x01(\r\x12\x12\n\nnum_united\x18\x06 \x01(\r\x12.\n\x0csubstitution\x18\x07 \x01(\x0b\x32\x18.moesaic.v1.Substitution\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\":\n\x0cSubstitution\x12\x0b\n\x03way\x18\x01 \x01(\r\x12\x0f\n\x07instead\x18\x02 \x01(\t\x12\x0c\n\x04rule\x18\x03 \x01(\t\"\x9d\x01\n\x0cPlacedWorker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x15\n\radmin_address\x18\x03 \x01(\t\x12\x14\n\x0c\x64\x61ta_address\x18\x04 \x01(\t\x12\x17\n\x0fweights_address\x18\x07 \x01(\t\x12\x12\n\nridge_rows\x18\x06 \x01(\r\x12\x0c\n\x04node\x18\x05 \x01(\t\"C\n\x0bPlacedLayer\x12\r\n\x05layer\x18\x01 \x01(\r\x12%\n\x07workers\x18\x02 \x03(\x0b\x32\x14.moesaic.v1.SlotList\"\x1e\n\x08SlotList\x12\x12\n\nexpert_ids\x18\x01 \x03(\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,13 +32,13 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'moesaic.v1.placement_pb2', 
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PLACEMENT']._serialized_start=43
-  _globals['_PLACEMENT']._serialized_end=264
-  _globals['_SUBSTITUTION']._serialized_start=266
-  _globals['_SUBSTITUTION']._serialized_end=324
-  _globals['_PLACEDWORKER']._serialized_start=327
-  _globals['_PLACEDWORKER']._serialized_end=484
-  _globals['_PLACEDLAYER']._serialized_start=486
-  _globals['_PLACEDLAYER']._serialized_end=553
-  _globals['_SLOTLIST']._serialized_start=555
-  _globals['_SLOTLIST']._serialized_end=585
+  _globals['_PLACEMENT']._serialized_end=285
+  _globals['_SUBSTITUTION']._serialized_start=287
+  _globals['_SUBSTITUTION']._serialized_end=345
+  _globals['_PLACEDWORKER']._serialized_start=348
+  _globals['_PLACEDWORKER']._serialized_end=505
+  _globals['_PLACEDLAYER']._serialized_start=507
+  _globals['_PLACEDLAYER']._serialized_end=574
+  _globals['_SLOTLIST']._serialized_start=576
+  _globals['_SLOTLIST']._serialized_end=606
 # @@protoc_insertion_point(module_scope)

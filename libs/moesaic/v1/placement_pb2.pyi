@@ -31,12 +31,15 @@ class Placement(_message.Message):
     NUM_EXPERTS_FIELD_NUMBER: _builtins.int
     NUM_UNITED_FIELD_NUMBER: _builtins.int
     SUBSTITUTION_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     model_digest: _builtins.str
     num_experts: _builtins.int
     """routed experts per layer: the model's own, then united ones"""
     num_united: _builtins.int
     """of these, the last ones"""
+    traceparent: _builtins.str
+    """W3C: the scheduler's span that placed it; empty: it is not traced"""
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlacedWorker]: ...
     @_builtins.property
@@ -55,10 +58,11 @@ class Placement(_message.Message):
         num_experts: _builtins.int = ...,
         num_united: _builtins.int = ...,
         substitution: Global___Substitution | None = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["substitution", b"substitution"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "layers", b"layers", "model_digest", b"model_digest", "num_experts", b"num_experts", "num_united", b"num_united", "substitution", b"substitution", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "layers", b"layers", "model_digest", b"model_digest", "num_experts", b"num_experts", "num_united", b"num_united", "substitution", b"substitution", "traceparent", b"traceparent", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, TypeVar
 
 import structlog
 from starlette.types import Receive, Scope
@@ -16,10 +16,14 @@ from moesaic.services.gateway.access import PROBED, Places, TenantAllowance, Ten
 from moesaic.services.gateway.http.problems import HttpProblem
 from moesaic.telemetry.metrics import series
 
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
 log = structlog.get_logger()
 
 Outcome = Literal["done", "errored", "cancelled"]
 CLIENT_CLOSED = 499
+NO_ROUTE = "other"  # in place of one
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 T = TypeVar("T")
 LOOK_AFTER_S = 0.02  # to look is a task of its own, and many an answer is out by then
@@ -32,7 +36,7 @@ def is_request_id(value: str | None) -> TypeGuard[str]:
 
 def route_of(scope: Scope) -> str:
     """Name the template of the route that matched: a closed set, unlike paths."""
-    return str(getattr(scope.get("route"), "path", "other"))
+    return str(getattr(scope.get("route"), "path", NO_ROUTE))
 
 
 @dataclass(eq=False)
@@ -44,7 +48,7 @@ class RequestRecord:
     tenant: str = ""  # whose request it is; empty while that is not known, and where nobody asks
     allowance: TenantAllowance | None = None  # what it is charged to; None: no limits
     started: float = field(default_factory=time.monotonic)
-    route: str = "other"
+    route: str = NO_ROUTE
     model: str = ""  # only ever the served model's name: it becomes a label
     num_bytes: int = 0  # of its body
     status: int = 0
@@ -58,6 +62,7 @@ class RequestRecord:
     admitted: bool = False
     leave_crowd: Callable[[], None] | None = None  # of those that wait, until it asks workers
     ignored: list[str] = field(default_factory=list)  # fields that changed nothing
+    span: "Span | None" = None  # None: it is not traced
     _charged: bool = False
     _charged_tokens: int = 0
     _last_token: float | None = None

@@ -6,8 +6,9 @@ and is sent again. If no worker has, or had, any run of the request, the request
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -15,6 +16,7 @@ from moesaic.errors import MoesaicError, NotReady, Overloaded, PeerLost
 from moesaic.prefix.fleet import Crowd, Room
 from moesaic.services.gateway import metrics
 from moesaic.services.gateway.access import Places
+from moesaic.services.gateway.workers.attempt_spans import AttemptSpans
 from moesaic.services.gateway.workers.run import (
     Deadline,
     Event,
@@ -32,8 +34,12 @@ from moesaic.v1.attention_pb2 import (
     Finished,
     PromptLogprobs,
     Scores,
+    Submit,
     Tokens,
 )
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 log = structlog.get_logger()
 
@@ -69,9 +75,13 @@ class Execution:
         runs: Sequence[Run],
         deadline: Deadline,
         places: Places,
+        span: "Span | None" = None,
     ) -> None:
-        """Prepare runs; ``places`` bound those that are computed at once, of this request and others."""
-        self.runs = runs
+        """Prepare runs; ``places`` bound those that are computed at once, of this request and others.
+
+        ``span`` is that of the request, if it is traced.
+        """
+        self.runs, self._span = runs, span
         self._places = places
         self._workers, self._request_id, self._deadline = workers, request_id, deadline
         # Lists, as an empty deque holds a block of 64 places. The next run is the last.
@@ -242,7 +252,7 @@ class Execution:
             submit.deadline_ms = self._deadline.remaining_ms()  # less what it waited
 
         run.placed_at = None
-        run.under_way = Task(submit, placed, lambda event: self._deliver(idx, attempt, event))
+        run.under_way = self._task(submit, placed, lambda event: self._deliver(idx, attempt, event))
         if run.family is not None:
             self._homes.setdefault(run.family, None)
         run.excluded = self._out_of_question(run)
@@ -250,8 +260,18 @@ class Execution:
         try:
             self._workers.submit(run.under_way, run.excluded)
         except Overloaded as full:
+            if run.under_way.spans is not None:
+                run.under_way.spans.end(full.code)
             run.pauses += 1
             self._put_off(idx, full)
+
+    def _task(
+        self, submit: Submit, placed: Callable[[Key], None], deliver: Callable[[Event], None]
+    ) -> Task:
+        if self._span is None:
+            return Task(submit, placed, deliver)
+        traced = AttemptSpans(self._span, submit)
+        return Task(submit, placed, traced.watching(deliver), traced)
 
     def _put_off(self, idx: int, full: MoesaicError) -> None:
         """Have a run wait until another one of the request ends, or for a moment: queues have no room for it.
@@ -393,3 +413,5 @@ class Execution:
     def _hang_up(self, run: Run) -> None:
         if run.under_way is not None:
             self._workers.cancel(run.under_way)
+            if run.under_way.spans is not None:
+                run.under_way.spans.end(cancelled=True)

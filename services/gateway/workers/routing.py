@@ -124,7 +124,16 @@ class Routing:
                 metrics.router_spills.inc(decision.spilled)
             cached = router.fleet.cached_tokens(decision.job, decision.cached_blocks)
             metrics.router_cached_tokens.inc(cached)
-            self._place(decision.worker, decision.job.job_id)
+            task: Task = decision.job.job_id
+            if task.spans is not None:
+                why: dict[str, str | int] = {
+                    "moesaic.routing.policy": router.policy_name,
+                    "moesaic.routing.cached_tokens": cached,
+                    "moesaic.routing.spilled": decision.spilled,
+                    "moesaic.routing.excluded": len(decision.job.excluded),
+                }
+                task.spans.routed(decision.worker, why)
+            self._place(decision.worker, task)
         self._wake(now_s)
 
     def connected(self, key: Key) -> None:

@@ -1,8 +1,9 @@
 """One run of a request: a prompt, its attempts as tasks for workers, and the progress over all of them."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from moesaic.errors import DeadlineExceeded, MoesaicError, PeerLost
 from moesaic.services.gateway import metrics
@@ -23,6 +24,18 @@ Event = PromptLogprobs | Tokens | Scores | Finished | Failure | MoesaicError
 Key = tuple[str, int]  # worker id and generation: a restarted worker is another one
 
 
+class TaskSpans(Protocol):
+    """Spans of a task; see ``attempt_spans``."""
+
+    def routed(self, key: Key, why: Mapping[str, str | int]) -> None:
+        """Note that a worker is about to get the task, and why that one."""
+        ...
+
+    def end(self, code: str = "", *, cancelled: bool = False) -> None:
+        """Note the end, by an error with a ``code`` if there is one; later calls do nothing."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Task:
     """One attempt of one sequence, as its worker's stream knows it."""
@@ -30,6 +43,7 @@ class Task:
     submit: Submit
     placed: Callable[[Key], None]  # called once, when a worker is about to get it
     deliver: Callable[[Event], None]
+    spans: "TaskSpans | None" = None  # of a request that is traced
 
     @property
     def key(self) -> tuple[str, int]:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import structlog
 from msgspec.structs import replace
@@ -18,6 +19,10 @@ from moesaic.placement.decide.checking import violations
 from moesaic.placement.decide.proposal import obsolete
 from moesaic.services.scheduler.epochs import workers
 from moesaic.services.scheduler.epochs.store import EpochStore
+from moesaic.telemetry import spans
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 log = structlog.get_logger()
 
@@ -89,6 +94,18 @@ class Placer:
             NotReady: another scheduler leads now.
             MoesaicError: a worker could not prepare; all were told to drop it.
         """
+        with spans.within("epoch", {"moesaic.urgent": urgent}) as span:
+            return await self._place(wanted, target, begun, span, urgent=urgent)
+
+    async def _place(
+        self,
+        wanted: Placement,
+        target: Placement | None,
+        begun: Callable[[int], Awaitable[None]],
+        span: "Span | None",
+        *,
+        urgent: bool,
+    ) -> Placement:
         self.failed = []
         current, records = self._view.current, list(self._fleet.workers.values())
         if found := violations(wanted, records, current, is_stage=target is not None):
@@ -97,7 +114,8 @@ class Placer:
             raise InvalidInput("placement", "; ".join(found))
         await self.learn(again=True)
         started = time.monotonic()
-        placement = replace(wanted, epoch=await self._epochs.allocate())
+        epoch = await self._epochs.allocate()
+        placement = replace(wanted, epoch=epoch, traceparent=_named(span, epoch))
         await begun(placement.epoch)
         log.info(
             "placement.planned",
@@ -108,13 +126,15 @@ class Placer:
             urgent=urgent,
         )
         try:
-            await self._prepare(placement, target, urgent)
+            with spans.within("prepare", {"moesaic.epoch": epoch}):
+                await self._prepare(placement, target, urgent)
         except MoesaicError as error:
             self.note_newer(error)
             await self._give_up(placement)
             raise
         try:
-            await self._epochs.commit(placement)
+            with spans.within("commit", {"moesaic.epoch": epoch}):
+                await self._epochs.commit(placement)
         except NotReady:
             await self._give_up(placement)
             # PeerLost is another matter: it may be committed, the next step will see.
@@ -206,3 +226,13 @@ class Placer:
     async def _give_up(self, placement: Placement) -> None:
         _attempts.labels("failed").inc()
         await workers.abort(placement)
+
+
+def _named(span: "Span | None", epoch: int) -> str:
+    """Note the epoch in the span that places it, and name the span; empty: there is none."""
+    if span is None:
+        return ""
+    from moesaic.telemetry.otlp import traceparent_of
+
+    span.set_attribute("moesaic.epoch", epoch)
+    return traceparent_of(span)

@@ -15,6 +15,7 @@ from moesaic.cluster.rpc.statuses import as_error
 from moesaic.errors import MoesaicError
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.services.scheduler.epochs.patience import Patience, while_it_loads
+from moesaic.telemetry import spans
 from moesaic.v1 import admin_pb2, admin_pb2_grpc, expert_pb2_grpc
 from moesaic.v1 import expert_pb2 as pb
 
@@ -44,7 +45,8 @@ async def prepare(
 
     async def one(worker: PlacedWorker) -> None:
         try:
-            await _prepare_one(worker, placement, timeout_s, serving, load_share(worker))
+            with spans.within("load", {"moesaic.worker_id": worker.worker_id}):
+                await _prepare_one(worker, placement, timeout_s, serving, load_share(worker))
         except MoesaicError as error:
             failed(worker, error)
             raise

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from moesaic.dispatch.expert_waits import Work
 from moesaic.errors import ExpertUnavailable, StaleEpoch
 from tests.dispatch import dispatcher_contract as contract
 from tests.waiting import until
@@ -204,3 +205,18 @@ async def test_without_replicas_steps_wait_until_the_worker_is_back_under_a_new_
         c.put_in_force(c.placement(2, *HALVES))
 
         assert await c.check() == 2
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+async def test_the_work_of_each_worker_is_told_once(
+    cluster: Any, tiny_model: Any, deterministic: bool
+) -> None:
+    async with cluster(tiny_model, 2, deterministic=deterministic) as c:
+        c.put_in_force(c.placement(1, *HALVES))
+        await c.check()
+        work, again = c.routed.take_work(), c.routed.take_work()
+
+    assert set(work.layers) == set(work.seconds) == {"expert-0", "expert-1"}
+    assert all(seconds > 0 for seconds in work.seconds.values())
+    assert all(layers % NUM_LAYERS == 0 for layers in work.layers.values())
+    assert again == Work()

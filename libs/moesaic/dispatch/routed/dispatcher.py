@@ -27,6 +27,7 @@ from torch import Tensor
 
 from moesaic.costs import CostBook
 from moesaic.dispatch.contract import Step
+from moesaic.dispatch.expert_waits import Work
 from moesaic.dispatch.route import Route
 from moesaic.dispatch.routed.asking import (
     AskedBatch,
@@ -95,6 +96,7 @@ class RoutedDispatcher:
         self._routes = Routes(network, scheduling, stands_in=not deterministic)
         self._two_phase: TwoPhaseDispatcher | None = None
         self._notes, self.waits = DispatchNotes(), RouteTally(node)
+        self._work = Work()  # as replies say that Python reads
 
     @property
     def costs(self) -> CostBook:
@@ -105,6 +107,12 @@ class RoutedDispatcher:
     def network(self) -> Network:
         """The network that frames travel by."""
         return self._network
+
+    def take_work(self) -> Work:
+        """See ``TellsOfWork``."""
+        work, self._work = self._work, Work()
+        self.native.take_work(work)
+        return work
 
     def use(self, two_phase: TwoPhaseDispatcher) -> None:
         """Let ``two_phase`` decide from now on how rows travel."""
@@ -145,6 +153,7 @@ class RoutedDispatcher:
             route.placement.epoch,
             substitution=None if has_no_substitution else route.substitution,
             has_lost=route.has_lost,
+            placed_in=route.placement.traceparent,
             route=route,
         )
         self._routes.pin(step.step_id, route.placement)
@@ -311,6 +320,8 @@ class RoutedDispatcher:
                 link.discard("reply has another shape")
                 raise ExpertUnavailable(layer, cause=f"{link.peer}: reply has another shape")
             replies.append(outcome)
+        for idx, reply in zip(route.targets[layer], replies, strict=True):
+            self._work.add(route.placement.workers[idx].worker_id, reply.took_ns)
         return replies
 
     def failure(self, step: Step, layer: int, link: Link, cause: MoesaicError) -> MoesaicError:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moesaic.dispatch.expert_waits import Work
 from moesaic.dispatch.route import Route
 from moesaic.dispatch.routed.asking import AskedBatch, Outcome, RoutedStep, Sum
 from moesaic.dispatch.sum_order import by_node
@@ -43,6 +44,7 @@ class LayerAsk:
     links: Sequence[Link]
     channels: Sequence[Channel]
     num_nodes: int
+    took_ns: Tensor  # int64 [num]: what each worker said that it took since the last look
     kept: Any = field(repr=False)  # memory that ``c`` points to
 
 
@@ -90,6 +92,7 @@ def _plan_layer(
     node_of = [number for number, node in enumerate(nodes) for _ in node]
     c_channels = (ctypes.c_void_p * len(indices))(*(channels[idx].c for idx in indices))
     numbers = torch.tensor([order, node_of], dtype=torch.int64)
+    took_ns = torch.zeros(len(indices), dtype=torch.int64)
     usual = route.usual_loads.get(layer)
     c = AskArgs(
         channels=ctypes.cast(c_channels, ctypes.POINTER(ctypes.c_void_p)),
@@ -108,12 +111,14 @@ def _plan_layer(
         basis_size=basis.shape[1],
         usual=usual.mean.data_ptr() if usual else None,
         known=usual.known.data_ptr() if usual else None,
+        took_ns=took_ns.data_ptr(),
     )
     return LayerAsk(
         c,
         [route.links[idx] for idx in indices],
         [channels[idx] for idx in indices],
         len(nodes),
+        took_ns,
         (c_channels, numbers, basis, usual),
     )
 
@@ -167,6 +172,14 @@ class NativeAsking:
         self._seq += ask.c.num
         unsettled = _Unsettled(ask, step.step_id, seq, self.patience_s(len(rows)))
         return SentBatch(unsettled, rows.contiguous(), self._network, promised)
+
+    def take_work(self, work: Work) -> None:
+        """Add what workers said that they computed since the last call, on the last route."""
+        for (route, _), asks in self._asks.items():
+            for layer, ask in asks.by_layer.items() if asks is not None else ():
+                for idx, took_ns in zip(route.targets[layer], ask.took_ns.tolist(), strict=True):
+                    work.add(route.placement.workers[idx].worker_id, took_ns)
+                ask.took_ns.zero_()
 
     def apart(self, asks: RouteAsks, step_id: bytes) -> ApartArgs:
         """Describe the exchanges of one step, whose id has 16 bytes; ``note`` takes them back."""

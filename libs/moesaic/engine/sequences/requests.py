@@ -1,5 +1,6 @@
 """Requests to the engine, and the events that it tells."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -79,11 +80,21 @@ class Request:
     min_threshold: float = 0.0  # share of choices whose own experts serve, at least; 1: exact
     tenant: str = ""  # charged with it
     part_of: str = ""  # id of the caller's request; empty: this one alone
+    traceparent: str = ""  # W3C: the span that waits for it; empty: it is not traced
 
     @property
     def exact(self) -> bool:
         """True if nothing of it may be degraded."""
         return self.min_threshold >= 1
+
+
+def named(requests: Iterable[Request]) -> dict[str, list[str]]:
+    """Name requests in a line of the log, and their traces."""
+    found = list(requests)
+    names = {"request_ids": [request.key.request_id for request in found]}
+    if traces := [each.traceparent.split("-")[1] for each in found if each.traceparent]:
+        names["trace_ids"] = traces
+    return names
 
 
 @dataclass(frozen=True)

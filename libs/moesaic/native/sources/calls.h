@@ -200,6 +200,7 @@ struct ask {
     // any.
     double *usual;   // [N], or none
     int64_t *known;  // [1]
+    int64_t *took_ns;  // [num], or none: what each worker says that it took to compute is added
 };
 
 // One batch.

@@ -344,6 +344,7 @@ EXPORT int ask_finish(const struct ask *ask, struct asked *asked, int bell) {
         struct reply *reply = &replies[i];
         if (reply->state != PART) continue;
         if (reply->head.took_ns > asked->slowest_ns) asked->slowest_ns = reply->head.took_ns;
+        if (outcome == DONE && ask->took_ns) ask->took_ns[i] += reply->head.took_ns;
         if (outcome != DONE) channel_keep(ask->channels[i], reply->message, reply->size);
         if (reply->kept)
             free(reply->kept);
