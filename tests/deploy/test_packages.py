@@ -99,6 +99,12 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model as a wheel; some seconds of a core, as its weights are compressed."""
+    return built("wheel", ROOT / "models", tmp_path_factory.mktemp("demo"))
+
+
+@pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All packages that are installed here, except ours."""
     folder = tmp_path_factory.mktemp("packages")
@@ -261,3 +267,21 @@ def test_every_version_of_the_product_is_the_same() -> None:
     assert project["version"] == moesaic.__version__
     assert f'version = "{moesaic.__version__}"' in lab
     assert f"]=={moesaic.__version__}" in lab
+
+
+def test_without_a_clone_the_demo_model_is_a_package(
+    command: Installed, demo: Path, tmp_path: Path
+) -> None:
+    with ZipFile(demo) as packed:
+        packed.extractall(tmp_path / "site")
+    (tmp_path / "demo").mkdir()  # what lies here by chance is not meant
+
+    done = command("doctor", "--json", installed=("moesaic",))
+
+    found = {each["name"]: each for each in json.loads(done.stdout)}
+    directory = tmp_path / "site" / "moesaic_demo" / "demo"
+    assert found["model"]["detail"] == f"{directory}: 32 experts, top 4"
+    files = {path.name for path in (ROOT / "models/demo").iterdir()}
+    assert files - {path.name for path in directory.iterdir()} == {"SAMPLES.md", "measured.json"}
+    (licences,) = (tmp_path / "site").glob("moesaic_demo-*/licenses")
+    assert list(licences.rglob("ATTRIBUTION.md"))
