@@ -9,6 +9,7 @@ import sysconfig
 import tarfile
 import tomllib
 from collections.abc import Callable
+from email import message_from_bytes
 from importlib import metadata
 from pathlib import Path
 from zipfile import ZipFile
@@ -285,3 +286,30 @@ def test_without_a_clone_the_demo_model_is_a_package(
     assert files - {path.name for path in directory.iterdir()} == {"SAMPLES.md", "measured.json"}
     (licences,) = (tmp_path / "site").glob("moesaic_demo-*/licenses")
     assert list(licences.rglob("ATTRIBUTION.md"))
+
+
+def test_the_source_archive_has_what_makes_the_wheel_without_models_and_results(
+    tmp_path: Path,
+) -> None:
+    with tarfile.open(built("sdist", ROOT, tmp_path)) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+
+    assert {name.partition("/")[0] for name in names} == {
+        *("CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "SECURITY.md", ".gitignore"),
+        *("constraints.txt", "deploy", "libs", "protos", "pyproject.toml"),
+    }
+    assert "libs/moesaic/services/gateway/main.py" in names
+    assert not [name for name in names if name.startswith(("libs/moesaic_lab", "deploy/secrets"))]
+    assert (tmp_path / f"moesaic-{moesaic.__version__}.tar.gz").stat().st_size < 3 << 20
+
+
+def test_packages_say_who_made_them_and_what_they_are_for(
+    wheels: dict[str, Path], demo: Path
+) -> None:
+    for wheel in (*wheels.values(), demo):
+        with ZipFile(wheel) as packed:
+            (name,) = [each for each in packed.namelist() if each.endswith(".dist-info/METADATA")]
+            told = message_from_bytes(packed.read(name))
+        assert told["Author"] == "The Moesaic authors"
+        assert told["License-Expression"] in ("Apache-2.0", "CC-BY-SA-4.0")
+        assert all((told["Summary"], told["Keywords"], told.get_all("Classifier")))
