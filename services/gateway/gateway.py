@@ -45,6 +45,7 @@ class Gateway:
     Attributes:
         draining: admit nothing new.
         lacking_experts: failing checks of the expert workers; kept true from outside.
+        unlike: why services of another protocol are not used, by worker id.
         idle: set while no request is in the house.
         defaults: the model's own, for fields that a request leaves out.
         store: of files and batches; None where they are not kept.
@@ -62,6 +63,7 @@ class Gateway:
         self.draining = False
         self.num_inflight = 0
         self.lacking_experts: Lacks = lacking_experts(None, {})
+        self.unlike: dict[str, str] = {}
         self.idle = asyncio.Event()
         self.idle.set()
         self.created = int(time.time())
