@@ -18,6 +18,7 @@
 #   make test-clients   other people's clients against a real suite: openai, LangChain, lm_eval, guidellm
 #   make lm-eval    every log-likelihood of lm_eval beside that of transformers
 #   make proto   generate the stubs from protos/     make gpu     what needs a CUDA device
+#   make dist    build the packages of a release into dist/
 #   make lock    pin the versions that .venv holds   make reference   list every setting and metric
 #   make paths   record the files that a request, a row, an epoch, a threshold and a scale-up meet
 
@@ -35,7 +36,7 @@ TRITON := triton>=3.7,<3.8
 
 .DEFAULT_GOAL := help
 .PHONY: help up down test test-quick test-changed test-rest test-rest-turn test-all test-suites test-suites-turn test-builds stress nightly \
-  test-nightly mutants coverage costs sizes test-compose test-clients lm-eval soak fuzz fmt lint styles checks proto bench gpu lock reference paths
+  test-nightly mutants coverage costs sizes test-compose test-clients lm-eval soak fuzz fmt lint styles checks proto bench dist gpu lock reference paths
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -130,6 +131,13 @@ soak: .venv/installed-dev
 # Every round has its seed; the first one is drawn, and printed. A round that fails says how it is played again.
 fuzz: .venv/installed-dev
 	@$(BIN)/pytest -q -s -m slow tests/native tests/system/strangers
+
+# The packages of a release: docs/inside/releasing.md.
+dist: .venv/installed-dev
+	@rm -rf dist
+	@for each in . models libs/moesaic_lab; do \
+	  (cd $$each && $(CURDIR)/$(BIN)/python -m hatchling build -d $(CURDIR)/dist) > /dev/null || exit 1; done
+	@ls -l dist
 
 lint: styles checks
 

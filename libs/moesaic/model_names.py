@@ -1,6 +1,8 @@
 """Names of models: a directory, or a repository of the Hugging Face hub as ``owner/name``."""
 
 import re
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +17,7 @@ _SNAPSHOTS = "snapshots"
 # Models of a clone are below this directory. Elsewhere their paths must not become names that anybody may register.
 _OF_CLONES = "models"
 _DEMO = Path(_OF_CLONES, "demo")
+_PACKAGE = "moesaic-demo"  # has the model for those without a clone
 
 
 class Repository(NamedTuple):
@@ -44,9 +47,11 @@ def repository_of(model: str) -> Repository | None:
 
 
 def demo_model() -> Path | None:
-    """Find the demo model on this machine: in the present directory, or beside the package in its clone."""
-    clone = Path(moesaic.__file__).resolve().parents[2]
-    return next((path for path in (_DEMO, clone / _DEMO) if path.is_dir()), None)
+    """Find the demo model on this machine: in the present directory, in the clone that runs, or as a package."""
+    places = [_DEMO, Path(moesaic.__file__).resolve().parents[2] / _DEMO]
+    with suppress(PackageNotFoundError):
+        places.append(Path(str(distribution(_PACKAGE).locate_file("moesaic_demo/demo"))))
+    return next((path for path in places if path.is_dir()), None)
 
 
 def name_of_model(model: str) -> str:

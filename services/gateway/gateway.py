@@ -48,6 +48,7 @@ class Gateway:
         draining: admit nothing new.
         lacking_experts: failing checks of the expert workers; kept true from outside.
         inflight: the requests in flight, in the order in which they came; each with its runs, once there are any.
+        unlike: why services of another protocol are not used, by worker id.
         idle: set while no request is in flight.
         defaults: the model's own, for fields that a request leaves out.
         store: of files and batches; None where they are not kept.
@@ -66,6 +67,7 @@ class Gateway:
         self.draining = False
         self.inflight: dict[RequestRecord, Sequence[Run]] = {}
         self.lacking_experts: Lacks = lacking_experts(None, {})
+        self.unlike: dict[str, str] = {}
         self.idle = asyncio.Event()
         self.idle.set()
         self.created = int(time.time())

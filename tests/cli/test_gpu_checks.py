@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from moesaic.cli.checks.machine_checks import Finding, check_triton, compare_driver
+from moesaic.cli.checks.machine_checks import (
+    Finding,
+    check_triton,
+    compare_driver,
+    judge_torch,
+)
 
 # A library with the calls that ask for versions; all else of NVML is absent.
 NVML = """
@@ -98,3 +103,18 @@ def test_a_machine_for_gpus_without_a_compiler_is_told_what_triton_lacks(
 
     monkeypatch.setattr(torch.version, "cuda", None)
     assert check_triton().status == "ok"
+
+
+def test_a_torch_for_cuda_on_a_machine_without_a_gpu_is_named() -> None:
+    found = judge_torch("2.13.0+cu130", "13.0", driver=False)
+
+    assert (found.status, found.detail) == (
+        "warn",
+        "2.13.0+cu130 is for CUDA 13.0, and this machine has no GPU",
+    )
+    assert "--extra-index-url https://download.pytorch.org/whl/cpu" in found.fix
+
+
+@pytest.mark.parametrize(("cuda", "driver"), [(None, False), (None, True), ("13.0", True)])
+def test_a_torch_that_fits_the_machine_is_fine(cuda: str | None, driver: bool) -> None:
+    assert judge_torch("2.13.0", cuda, driver).status == "ok"

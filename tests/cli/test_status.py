@@ -145,6 +145,7 @@ def suite() -> dict[str, Any]:
         "model": "demo",
         "ready": True,
         "waiting_for": [],
+        "unlike": [],
         "services": services,
         "placement": None,
     }

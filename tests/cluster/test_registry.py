@@ -1,5 +1,6 @@
 import asyncio
 
+import msgspec
 import pytest
 
 from moesaic.cluster.redis.bus import Bus
@@ -14,7 +15,8 @@ from moesaic.cluster.registry import (
 )
 from moesaic.cluster.security.credentials import Credentials, using
 from moesaic.errors import InvalidInput
-from moesaic.messages.registry import Generation
+from moesaic.messages.registry import Generation, WorkerRecord
+from moesaic.messages.wire import PROTOCOL
 
 
 @pytest.fixture(autouse=True)
@@ -208,3 +210,32 @@ async def test_who_has_been_gone_for_a_while_is_taken_out_of_the_index(bus, reco
             await asyncio.sleep(0.02)
         assert await leased(bus, ["expert-0", "gone-1"]) == ["expert-0"]
         tidying.cancel()
+
+
+async def test_a_worker_of_another_protocol_is_named_and_not_used(bus, record):
+    newer = record("expert-1", protocol=PROTOCOL + 1, version="9.0.0")
+    async with watch_fleet(bus) as fleet, registered(bus, record("expert-0")):
+        async with registered(bus, newer):
+            await until(fleet, lambda f: f.workers and f.unlike)
+            assert list(fleet.workers) == ["expert-0"]
+            assert fleet.unlike == {
+                "expert-1": f"not used: expert-1 speaks protocol {PROTOCOL + 1} (moesaic 9.0.0), "
+                f"this cluster {PROTOCOL}"
+            }
+        await until(fleet, lambda f: not f.unlike)
+
+
+async def test_a_worker_is_used_once_it_is_started_again_with_our_protocol(bus, record):
+    async with watch_fleet(bus) as fleet:
+        async with registered(bus, record(protocol=PROTOCOL + 1)):
+            await until(fleet, lambda f: f.unlike)
+        async with registered(bus, record(generation=2, version="0.0.1")):
+            await until(fleet, lambda f: "expert-0" in f.workers)
+            assert not fleet.unlike
+
+
+def test_a_record_of_a_version_that_tells_no_protocol_is_of_the_first(record):
+    fields = msgspec.to_builtins(record())
+    del fields["protocol"]
+
+    assert msgspec.convert(fields, WorkerRecord).protocol == 1

@@ -1,5 +1,7 @@
 """The wheels and the source archive: services lie within the library, and the lab is a package of its own."""
 
+import json
+import re
 import shutil
 import subprocess
 import sys
@@ -7,11 +9,16 @@ import sysconfig
 import tarfile
 import tomllib
 from collections.abc import Callable
+from email import message_from_bytes
+from importlib import metadata
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
+import moesaic
 from tests.suites import ROOT
 
 LINK = ROOT / "libs" / "moesaic" / "services"
@@ -93,6 +100,12 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model as a wheel; some seconds of a core, as its weights are compressed."""
+    return built("wheel", ROOT / "models", tmp_path_factory.mktemp("demo"))
+
+
+@pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All packages that are installed here, except ours."""
     folder = tmp_path_factory.mktemp("packages")
@@ -102,18 +115,41 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def base_packages(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Those that ``pip install moesaic`` brings, without an extra."""
+    folder, site = tmp_path_factory.mktemp("base"), Path(sysconfig.get_path("purelib"))
+    (ours,) = metadata.distributions(name="moesaic", path=[str(wheels["moesaic"])])
+    waiting, seen = [ours], {"moesaic"}
+    while waiting:
+        for requirement in map(Requirement, waiting.pop().requires or ()):
+            name = canonicalize_name(requirement.name)
+            if name in seen or (requirement.marker and not requirement.marker.evaluate()):
+                continue
+            seen.add(name)
+            waiting.append(found := metadata.distribution(name))
+            for top in {path.parts[0] for path in found.files or ()} - {"..", "__pycache__"}:
+                (folder / top).exists() or (folder / top).symlink_to(site / top)
+    assert not {"torch", "fastapi"} & seen
+    return folder
+
+
 Installed = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def command(wheels: dict[str, Path], packages: Path, tmp_path: Path) -> Installed:
-    """Run ``moesaic`` where only some of our wheels are installed."""
+def command(
+    wheels: dict[str, Path], packages: Path, base_packages: Path, tmp_path: Path
+) -> Installed:
+    """Run ``moesaic`` where only some of our wheels are installed, with all other packages or those of the wheel."""
 
-    def run(*words: str, installed: tuple[str, ...]) -> "subprocess.CompletedProcess[str]":
+    def run(
+        *words: str, installed: tuple[str, ...], extras: bool = True
+    ) -> "subprocess.CompletedProcess[str]":
         for name in installed:
             with ZipFile(wheels[name]) as packed:
                 packed.extractall(tmp_path / "site")
-        paths = [str(tmp_path / "site"), str(packages)]
+        paths = [str(tmp_path / "site"), str(packages if extras else base_packages)]
         start = f"import sys; sys.path[:0] = {paths}; from moesaic.cli.main import main; main()"
         return subprocess.run(
             [sys.executable, "-I", "-S", "-c", start, *words],
@@ -173,3 +209,107 @@ def test_with_the_lab_its_commands_are_listed_and_run(command: Installed) -> Non
         2,
         "moesaic: --decide-every 1s: must be from 10s to 24h\n",
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (("--version",), f"moesaic {moesaic.__version__}\n"),
+        (("--help",), "Start a suite of services"),
+        (("up", "--help"), "Place of the experts"),
+        (("serve", "attention", "--help"), "--max-num-seqs"),
+    ],
+)
+def test_the_wheel_without_extras_explains_itself(
+    command: Installed, words: tuple[str, ...], shown: str
+) -> None:
+    done = command(*words, installed=("moesaic",), extras=False)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert shown in done.stdout
+
+
+def test_the_wheel_without_extras_checks_the_machine(command: Installed) -> None:
+    done = command("doctor", "--json", installed=("moesaic",), extras=False)
+
+    found = {each["name"]: each for each in json.loads(done.stdout)}
+    assert (done.returncode, done.stderr) == (3, "")
+    assert {"fastapi", "torch"} <= set(re.findall(r"[\w-]+", found["packages"]["detail"]))
+    assert found["packages"]["fix"].endswith("'moesaic[all]'")
+    assert found["torch"]["status"] == "fail"
+
+
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [
+        (("up",), "all"),
+        (("up", "--topology", "local", "--model", "owner/name"), "all"),
+        (("plan", "--model", "owner/name"), "all"),
+        (("serve", "gateway", "--model", "x"), "gateway"),
+        (("serve", "attention", "--model", "x"), "attention"),
+        (("serve", "edge-agent", "--model", "x"), "edge-agent"),
+    ],
+)
+def test_what_needs_an_extra_says_how_to_install_it(
+    command: Installed, words: tuple[str, ...], extra: str, tmp_path: Path
+) -> None:
+    refused = command(*words, installed=("moesaic",), extras=False)
+
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
+    assert refused.stderr.rstrip().endswith(f"'moesaic[{extra}]'")
+    assert not (tmp_path / "run").exists()
+
+
+def test_every_version_of_the_product_is_the_same() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lab = (ROOT / "libs/moesaic_lab/pyproject.toml").read_text(encoding="utf-8")
+
+    assert project["version"] == moesaic.__version__
+    assert f'version = "{moesaic.__version__}"' in lab
+    assert f"]=={moesaic.__version__}" in lab
+
+
+def test_without_a_clone_the_demo_model_is_a_package(
+    command: Installed, demo: Path, tmp_path: Path
+) -> None:
+    with ZipFile(demo) as packed:
+        packed.extractall(tmp_path / "site")
+    (tmp_path / "demo").mkdir()  # what lies here by chance is not meant
+
+    done = command("doctor", "--json", installed=("moesaic",))
+
+    found = {each["name"]: each for each in json.loads(done.stdout)}
+    directory = tmp_path / "site" / "moesaic_demo" / "demo"
+    assert found["model"]["detail"] == f"{directory}: 32 experts, top 4"
+    files = {path.name for path in (ROOT / "models/demo").iterdir()}
+    assert files - {path.name for path in directory.iterdir()} == {"SAMPLES.md", "measured.json"}
+    (licences,) = (tmp_path / "site").glob("moesaic_demo-*/licenses")
+    assert list(licences.rglob("ATTRIBUTION.md"))
+
+
+def test_the_source_archive_has_what_makes_the_wheel_without_models_and_results(
+    tmp_path: Path,
+) -> None:
+    with tarfile.open(built("sdist", ROOT, tmp_path)) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+
+    assert {name.partition("/")[0] for name in names} == {
+        *("CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "SECURITY.md", ".gitignore"),
+        *("constraints.txt", "deploy", "libs", "protos", "pyproject.toml"),
+    }
+    assert "libs/moesaic/services/gateway/main.py" in names
+    assert not [name for name in names if name.startswith(("libs/moesaic_lab", "deploy/secrets"))]
+    assert (tmp_path / f"moesaic-{moesaic.__version__}.tar.gz").stat().st_size < 3 << 20
+
+
+def test_packages_say_who_made_them_and_what_they_are_for(
+    wheels: dict[str, Path], demo: Path
+) -> None:
+    for wheel in (*wheels.values(), demo):
+        with ZipFile(wheel) as packed:
+            (name,) = [each for each in packed.namelist() if each.endswith(".dist-info/METADATA")]
+            told = message_from_bytes(packed.read(name))
+        assert told["Author"] == "The Moesaic authors"
+        assert told["License-Expression"] in ("Apache-2.0", "CC-BY-SA-4.0")
+        assert all((told["Summary"], told["Keywords"], told.get_all("Classifier")))

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+import moesaic
 from moesaic.cli.commands import (
     api_key,
     bench,
@@ -31,6 +32,7 @@ from moesaic.cli.suite.service_settings import SettingsCommand
 from moesaic.cli.terminal.console import say
 from moesaic.cli.terminal.outcome import CommandError, Exit
 from moesaic.errors import MoesaicError
+from moesaic.usage.packages import how_to_install, missing_packages
 
 app = typer.Typer(
     name="moesaic",
@@ -63,10 +65,8 @@ app.command(cls=serve.RoleCommand, context_settings=PASS_THROUGH)(serve.serve)
 
 
 def _print_version(wanted: bool) -> None:
-    from importlib.metadata import version
-
     if wanted:
-        print(f"moesaic {version('moesaic')}")
+        print(f"moesaic {moesaic.__version__}")
         raise typer.Exit
 
 
@@ -111,6 +111,13 @@ def main() -> None:
     except MoesaicError as error:
         say(f"moesaic: {error}")
         sys.exit(Exit.ERROR)
+    except ModuleNotFoundError as error:
+        # A command may need a package of an extra, such as huggingface_hub for a name on the hub.
+        if not (missing := missing_packages("all")):
+            raise
+        how = how_to_install(torch="torch" in missing)
+        say(f"moesaic: the package {error.name} is not installed -> {how}")
+        sys.exit(Exit.USAGE)
     except BrokenPipeError:
         # The reader of the output has left.
         sys.stderr.close()

@@ -30,6 +30,7 @@ from moesaic.cluster.registry import Lease, next_generation, registered
 from moesaic.cluster.rpc.server import AdminServer, ServiceStatus, admin_server
 from moesaic.cluster.same_weights import same_weights
 from moesaic.messages.registry import Role, Weights, WorkerRecord, WorkerState
+from moesaic.messages.wire import PROTOCOL
 from moesaic.settings import ServiceSettings
 from moesaic.telemetry import spans
 from moesaic.telemetry.logs import configure_logging
@@ -113,6 +114,7 @@ class Process(ListeningProcess[Settings]):
             node=self.settings.node_name,
             pid=os.getpid(),
             version=moesaic.__version__,
+            protocol=PROTOCOL,
             **fields,
         )
         return await self.enter(registered(self.bus, record))

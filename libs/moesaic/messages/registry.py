@@ -6,6 +6,7 @@ import msgspec
 
 from moesaic.errors import InvalidInput
 from moesaic.messages.bounds import Count, Name, SmallCount
+from moesaic.messages.wire import PROTOCOL
 
 MOST_EXPERTS = 1 << 20  # of a model, over all layers; twenty times those of the largest
 _FewExperts = Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
@@ -32,7 +33,10 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="worker.v1"):
     metrics_address: Name = ""  # HTTP, host:port
     node: Name = ""  # label of the machine: the host name, unless told otherwise
     pid: SmallCount = 0
-    version: Name = ""
+    version: Name = ""  # of the program
+    protocol: SmallCount = (
+        1  # of what it says to others: ``wire.PROTOCOL``; 1 where a record does not tell
+    )
     model_digest: Name = ""  # workers: of configuration and weights
     # workers: of weights and activations; empty: made by a version that did not tell it
     dtype: Name = ""
@@ -77,6 +81,14 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="worker.v1"):
         if self.share and int(self.share.partition("/")[0]) >= int(self.share.partition("/")[2]):
             raise InvalidInput("share", f"must be like 0/2, the first of two, got {self.share!r}")
         return self
+
+    @property
+    def unlike_us(self) -> str:
+        """Say how it differs from this process in protocol; empty if it does not, and so can be used."""
+        if self.protocol == PROTOCOL:
+            return ""
+        program = f" (moesaic {self.version})" if self.version else ""
+        return f"not used: {self.worker_id} speaks protocol {self.protocol}{program}, this cluster {PROTOCOL}"
 
     @property
     def incarnation(self) -> tuple[str, int]:

@@ -17,11 +17,12 @@ router = APIRouter(route_class=JsonRoute)
 NOT_READY = "Requests cannot be answered now; `failing` says why"
 
 
-class Readiness(msgspec.Struct):
-    """Readiness for requests, and the checks that fail."""
+class Readiness(msgspec.Struct, omit_defaults=True):
+    """Readiness for requests, the checks that fail, and services of another protocol, which are not used."""
 
     status: str
     failing: dict[str, str]
+    unlike: dict[str, str] = {}
 
 
 _READINESS = answers(Readiness)
@@ -46,10 +47,12 @@ async def readyz(request: Request) -> Response:
     `/health` is the same as `/readyz`, under the name that clients of other servers know. Neither is for liveness
     probes: they fail while workers load or are lost, which no restart of the gateway mends.
     """
-    failing = gateway_of(request).failing_checks()
+    gateway = gateway_of(request)
+    failing = gateway.failing_checks()
     if not failing:
-        return reply(Readiness("ok", {}))
-    answer = reply(Readiness("not ready", {name: str(error) for name, error in failing.items()}))
+        return reply(Readiness("ok", {}, gateway.unlike))
+    told = {name: str(error) for name, error in failing.items()}
+    answer = reply(Readiness("not ready", told, gateway.unlike))
     answer.status_code = 503
     answer.headers.update(problem_of(next(iter(failing.values()))).headers())
     return answer

@@ -72,7 +72,11 @@ def outside(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [
-        (("up",), 2, "moesaic: --model: the demo model exists only in a clone of Moesaic"),
+        (
+            ("up",),
+            2,
+            "moesaic: --model: the demo model is not on this machine: pip install moesaic-demo",
+        ),
         (("up", "--model", "models/demo"), 2, "moesaic: --model models/demo: no such directory"),
         (("plan", "--model", "models/demo"), 2, "moesaic: --model models/demo: no such directory"),
         (("doctor",), None, "give a model directory, or a repository"),

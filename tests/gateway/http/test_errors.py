@@ -245,6 +245,19 @@ async def test_without_workers_requests_are_told_to_retry(open_house) -> None:
     assert response.headers["x-should-retry"] == "true"
 
 
+async def test_services_of_another_protocol_are_named_while_others_serve(
+    open_house, scripts
+) -> None:
+    async with open_house(scripts.says("yes")) as house:
+        before = await house.client.get("/readyz")
+        house.gateway.unlike = {"expert-1": "not used: expert-1 speaks protocol 2"}
+        after = await house.client.get("/readyz")
+
+    assert (before.status_code, before.json()) == (200, {"status": "ok", "failing": {}})
+    assert (after.status_code, after.json()["status"]) == (200, "ok")
+    assert after.json()["unlike"] == {"expert-1": "not used: expert-1 speaks protocol 2"}
+
+
 async def test_too_many_requests_are_refused_at_the_door(open_house, scripts) -> None:
     async with open_house(scripts.silent, max_inflight=1) as house:
         first = asyncio.ensure_future(house.client.post("/v1/chat/completions", json=CHAT))

@@ -9,12 +9,12 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable
-from importlib.metadata import requires, version
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+import moesaic
 from moesaic.cli.checks.listeners import UNKNOWN, Listener, listeners_of
 from moesaic.cli.checks.model_names import found_model, given_model
 from moesaic.cli.checks.preflight import check_config, check_model, check_redis
@@ -24,13 +24,14 @@ from moesaic.cli.machine.state import StateFile, SuiteState
 from moesaic.cli.terminal.outcome import CommandError
 from moesaic.cluster.redis.child import server_programs
 from moesaic.errors import UnusableSettings
+from moesaic.usage.names import ROLES
+from moesaic.usage.packages import has_driver, how_to_install, missing_packages
 
 GIB = 1 << 30
 SHARED_MEMORY_BYTES = 256 << 20  # room for the send and receive buffers of a few connections
 COMFORTABLE_CORES = 4
 # The first driver for each major version of CUDA. It runs programs for all minor versions of that.
 DRIVERS = {12: "525.60", 13: "580.65"}
-INSTALL = "pip install -c constraints.txt -e '.[all]'"
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -109,23 +110,12 @@ def check_variables() -> Finding:
 
 
 def check_packages() -> Finding:
-    """Look for the packages that all services need."""
-    needed = {_package_of(requirement) for requirement in requires("moesaic") or ()}
-    missing = sorted(name for name in needed if name and installed_version(name) is None)
-    detail = f"moesaic {version('moesaic')}, {len(needed)} packages"
+    """Look for the packages that a suite needs."""
+    missing = missing_packages(*ROLES, "structured", "up")
     if missing:
-        return Finding("packages", "fail", f"missing: {', '.join(missing)}", INSTALL)
-    return Finding("packages", "ok", detail)
-
-
-def _package_of(requirement: str) -> str:
-    """Name the package of a service's requirement; empty for those of developers and GPUs."""
-    from packaging.requirements import Requirement
-
-    parsed = Requirement(requirement)
-    extras = ("", "gateway", "scheduler", "placement", "attention", "structured", "cli")
-    wanted = parsed.marker is None or any(parsed.marker.evaluate({"extra": e}) for e in extras)
-    return parsed.name if wanted and parsed.name != "moesaic" else ""
+        fix = how_to_install(torch="torch" in missing)
+        return Finding("packages", "fail", f"missing: {', '.join(missing)}", fix)
+    return Finding("packages", "ok", f"moesaic {moesaic.__version__}, with all packages of a suite")
 
 
 def check_torch() -> Finding:
@@ -133,11 +123,25 @@ def check_torch() -> Finding:
     try:
         import torch
     except ImportError as error:
-        return Finding("torch", "fail", str(error), INSTALL)
+        return Finding("torch", "fail", str(error), how_to_install(torch=True))
     if torch.cuda.is_available():
         name = torch.cuda.get_device_name(0)
         return Finding("torch", "ok", f"{torch.__version__}, {torch.cuda.device_count()} x {name}")
-    return Finding("torch", "ok", f"{torch.__version__}, on CPU (no CUDA device)")
+    return judge_torch(torch.__version__, torch.version.cuda, has_driver())
+
+
+def judge_torch(found: str, cuda: str | None, driver: bool) -> Finding:
+    """Judge a torch that finds no CUDA device: one for CUDA has gigabytes that a machine without a GPU never uses.
+
+    Args:
+        found: its version.
+        cuda: the version of CUDA that it is built for; None: it is for CPUs.
+        driver: whether the machine has a driver for GPUs.
+    """
+    if cuda is None or driver:
+        return Finding("torch", "ok", f"{found}, on CPU (no CUDA device)")
+    fix = f"make a new environment with the build for CPUs: {how_to_install(torch=True)}; or keep it, as it works too"
+    return Finding("torch", "warn", f"{found} is for CUDA {cuda}, and this machine has no GPU", fix)
 
 
 def check_driver() -> Finding:
@@ -145,7 +149,7 @@ def check_driver() -> Finding:
     try:
         import pynvml
     except ImportError as error:
-        return Finding("driver", "warn", str(error), INSTALL)
+        return Finding("driver", "warn", str(error), how_to_install("attention"))
     try:
         pynvml.nvmlInit()
         driver = pynvml.nvmlSystemGetDriverVersion()
@@ -243,7 +247,9 @@ def check_ucx() -> Finding:
 
         info = libucxx.UCXContext().info
     except Exception as error:  # a broken native library can raise anything
-        return Finding("ucx", "fail", f"{type(error).__name__}: {error}", INSTALL)
+        return Finding(
+            "ucx", "fail", f"{type(error).__name__}: {error}", how_to_install("attention")
+        )
     devices = [line.rpartition("-- ")[2].strip() for line in info.splitlines() if "-- " in line]
     found = f"{'.'.join(map(str, libucxx.get_ucx_version()))}: {', '.join(devices)}"
     return Finding("ucx", "ok", found)
@@ -290,7 +296,7 @@ def check_redis_server() -> Finding:
         except CommandError as error:
             return Finding("redis", "fail", str(error), "see the message")
         return Finding("redis", "ok", "REDIS_URL answers")
-    fix = f"{INSTALL}, or set REDIS_URL"
+    fix = f"{how_to_install('up')}, or set REDIS_URL"
     programs = server_programs()
     if not programs:
         return Finding("redis", "fail", "no server program", fix)

@@ -31,8 +31,8 @@ def given_model(model: str) -> str:
     demo = None if model else demo_model()
     if not model and demo is None:
         raise CommandError(
-            "--model: the demo model exists only in a clone of Moesaic; give a model directory, or a "
-            "repository of the Hugging Face hub as owner/name",
+            "--model: the demo model is not on this machine: pip install moesaic-demo, or give a model directory, or "
+            "a repository of the Hugging Face hub as owner/name",
             Exit.USAGE,
         )
     return model or str(demo)

@@ -9,9 +9,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moesaic.cli.terminal.outcome import CommandError, Exit
+from moesaic.usage.packages import how_to_install, missing_packages
 
 if TYPE_CHECKING:
     from moesaic.models.configuration.config import ModelConfig
+
+
+def check_packages(topology: str, roles: Collection[str]) -> None:
+    """Make sure that the packages of a suite's services are installed.
+
+    Raises:
+        CommandError: some are not, with the command that installs them.
+    """
+    lacking = [role for role in roles if missing_packages(role)]
+    if not lacking:
+        return
+    # A machine without services lacks the Redis server, too.
+    extras = lacking if len(lacking) == 1 else ()
+    missing = missing_packages(*lacking, *(() if extras else ("up",)))
+    how = how_to_install(*extras, torch="torch" in missing)
+    raise CommandError(
+        f"the {topology} topology needs packages that are not installed: {', '.join(missing)} -> {how}",
+        Exit.USAGE,
+    )
 
 
 def check_config(model: str) -> "ModelConfig":

@@ -11,7 +11,7 @@ from moesaic.cli.terminal.outcome import Exit
 
 def doctor(
     model: Annotated[
-        str, typer.Option(help="Model directory to check (default: the demo model of a clone).")
+        str, typer.Option(help="Model directory to check (default: the demo model).")
     ] = "",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the gateway.")] = 8000,
     as_json: JsonOption = False,

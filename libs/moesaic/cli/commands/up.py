@@ -34,12 +34,15 @@ def up(
 
     from moesaic.cli.checks.exposure import check_exposure, checked_keys_file
     from moesaic.cli.checks.model_names import given_model
+    from moesaic.cli.checks.preflight import check_packages
     from moesaic.cli.clients.rest_key import API_KEY_VARIABLE, checked_api_key
+    from moesaic.cli.suite.processes import roles_of
     from moesaic.cli.suite.ready import ready_facts, ready_text
     from moesaic.cli.suite.service_settings import asked_options
     from moesaic.loopback import plain_host
 
     options = asked_options(context, values)
+    check_packages(options.topology, roles_of(options.topology))
     wants_key = bool(checked_api_key(options.api_key) or options.api_keys_file)
     host = plain_host(options.host)
     check_exposure(host, wants_key, options.no_auth)

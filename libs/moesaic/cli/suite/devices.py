@@ -1,20 +1,16 @@
 """The device of each process that computes, and the memory of each place."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moesaic.cli.terminal.outcome import CommandError, Exit
+from moesaic.usage.packages import has_driver
 
 if TYPE_CHECKING:
     from moesaic.settings import ServiceSettings
 
 MACHINE = "machine"  # the place of a process without a GPU
 CPU = "cpu"
-_DRIVERS = (
-    "/dev/nvidiactl",
-    "/dev/dxg",
-)  # one of them is where CUDA can be; torch takes seconds to look
 UNKNOWN_BYTES = 1 << 60
 
 
@@ -43,7 +39,7 @@ def devices_named(text: str) -> tuple[str, ...]:
 
 
 def _num_gpus() -> int:
-    if not any(Path(driver).exists() for driver in _DRIVERS):
+    if not has_driver():
         return 0
     import torch
 

