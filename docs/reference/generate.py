@@ -6,6 +6,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 from docs.inside import paths
 from docs.reference.checkpoint_fields import fields_page
@@ -30,10 +31,13 @@ for role in sys.argv[1:]:
     child = os.fork()
     if child == 0:
         import_module(f"moesaic.services.{role.replace('-', '_')}.main")
-        for metric in REGISTRY.collect():
-            if metric.name.startswith("moesaic_"):
-                text = metric.documentation.replace(chr(10), " ")
-                print(role, metric.name, metric.type, text, sep="\\t")
+        for collector in list(REGISTRY._collector_to_names):
+            for metric in collector.collect():
+                # The client keeps the names of labels to itself.
+                labels = getattr(collector, "_labelnames", getattr(metric, "_labelnames", ()))
+                if metric.name.startswith("moesaic_"):
+                    text = metric.documentation.replace(chr(10), " ")
+                    print(role, metric.name, metric.type, ", ".join(labels), text, sep="\\t")
         sys.stdout.flush()
         os._exit(0)
     if os.waitpid(child, 0)[1]:
@@ -66,21 +70,37 @@ def settings_page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def metrics_page() -> str:
-    """Every metric, by name, with the services that count it."""
-    found: dict[str, tuple[str, str]] = {}
-    counted: dict[str, list[str]] = {}
+class MetricRow(NamedTuple):
+    """A metric, as the services tell it; ``roles`` count it."""
+
+    name: str  # of a counter with its _total
+    kind: str
+    labels: list[str]
+    roles: list[str]
+    meaning: str
+
+
+def metrics_of_services() -> list[MetricRow]:
+    """Every metric of every service, by name."""
+    rows: dict[str, MetricRow] = {}
     command = [sys.executable, "-c", METRICS, *ROLES]
     listed = subprocess.run(command, check=True, capture_output=True, text=True)
     for line in listed.stdout.splitlines():
-        role, name, kind, text = line.split("\t")
+        role, name, kind, labels, text = line.split("\t")
         name += "_total" if kind == "counter" else ""
-        found[name] = kind, text
-        counted.setdefault(name, []).append(role)
-    lines = ["# Metrics", "", MADE, "", "| metric | kind | of | meaning |", "|---|---|---|---|"]
+        names = labels.split(", ") if labels else []
+        rows.setdefault(name, MetricRow(name, kind, names, [], text)).roles.append(role)
+    return sorted(rows.values())
+
+
+def metrics_page() -> str:
+    """Every metric, by name, with its labels and the services that count it."""
+    lines = ["# Metrics", "", MADE, ""]
+    lines += ["| metric | kind | labels | of | meaning |", "|---|---|---|---|---|"]
     lines += [
-        f"| `{name}` | {kind} | {', '.join(counted[name])} | {_cell(text)} |"
-        for name, (kind, text) in sorted(found.items())
+        f"| `{row.name}` | {row.kind} | {', '.join(row.labels)} | {', '.join(row.roles)} | "
+        f"{_cell(row.meaning)} |"
+        for row in metrics_of_services()
     ]
     return "\n".join(lines) + "\n"
 

@@ -135,6 +135,7 @@ async def _begin_reports(
         generation,
         worker.config.digest,
         settings.activation_window_s,
+        settings.expert_load_series,
     )
     await process.enter(tended(reporter.run, "activations"))
     telling_profiles = partial(tell_profiles, bus, profiler, settings.activation_window_s)

@@ -12,6 +12,7 @@ from moesaic.cluster.redis.bus import Bus
 from moesaic.errors import PeerLost
 from moesaic.experts.activations import ActivationMeter
 from moesaic.experts.epochs import Epochs
+from moesaic.experts.load_series import show_load
 from moesaic.messages.activation import ActivationWindow
 
 log = structlog.get_logger()
@@ -36,6 +37,7 @@ class ActivationReporter:
     """Sends a report every ``window_s`` in which there was traffic; without Redis it is dropped.
 
     Attributes:
+        num_series: experts whose load has a series of its own.
         totals: by decoder layer, of all windows so far.
     """
 
@@ -46,6 +48,7 @@ class ActivationReporter:
     generation: int
     model_digest: str
     window_s: float
+    num_series: int = 0
     totals: dict[int, LayerTotals] = field(default_factory=dict)
     _dropped: int = 0
 
@@ -69,6 +72,7 @@ class ActivationReporter:
             epoch=self.epochs.in_force,
             dropped=self._dropped,
         )
+        show_load(report.window, self.num_series)
         if not report.window.layers:
             return
         self._add(report.window)

@@ -102,6 +102,7 @@ async def serve(settings: ExpertSettings) -> None:
             process.generation,
             config.digest,
             settings.activation_window_s,
+            settings.expert_load_series,
         )
         await process.enter(tended(api.reporter.run, "activations"))
         reporting = partial(

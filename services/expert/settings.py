@@ -17,6 +17,12 @@ class ExpertHostSettings(ModelSettings):
         le=3600,
         description="interval between reports to the scheduler of the experts that batches activate",
     )
+    expert_load_series: int = Field(
+        64,
+        ge=0,
+        le=1 << 16,
+        description="largest number of experts whose load is a metric of its own; the most chosen ones have it",
+    )
     weights_port: int = Field(
         0,
         ge=0,

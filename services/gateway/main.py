@@ -11,6 +11,7 @@ from functools import partial
 import structlog
 import uvicorn
 import uvloop
+from prometheus_client import REGISTRY
 from starlette.types import ASGIApp
 
 from moesaic.addresses import host_port, is_address
@@ -34,6 +35,7 @@ from moesaic.services.gateway.language import Language
 from moesaic.services.gateway.metrics import watch_loop
 from moesaic.services.gateway.readiness import lacking_experts
 from moesaic.services.gateway.settings import GatewaySettings
+from moesaic.services.gateway.vllm_metrics import VllmNames
 from moesaic.v1 import gateway_pb2_grpc
 
 log = structlog.get_logger()
@@ -58,6 +60,8 @@ async def serve(settings: GatewaySettings) -> None:
     gateway = Gateway(settings, await asyncio.to_thread(opening))
     if defaults := gateway.defaults.model_dump(exclude_unset=True):
         log.info("gateway.model_defaults", **defaults, off="--generation-config none")
+    if settings.metrics_compat == "vllm":
+        REGISTRY.register(VllmNames(gateway.model_name, gateway.workers.routing.router))
     register = partial(
         gateway_pb2_grpc.add_GatewayServiceServicer_to_server, GatewayAdmin(gateway.workers.routing)
     )

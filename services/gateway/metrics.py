@@ -76,6 +76,9 @@ prompt_tokens = Counter("moesaic_prompt_tokens", "Tokens of accepted prompts", _
 prompt_tokens_cached = Counter(
     "moesaic_prompt_tokens_cached", "Prompt tokens that workers had in their prefix cache", _BY
 )
+answers_finished = Counter(
+    "moesaic_answers_finished", "Generated answers that ended, by finish reason", ["reason"]
+)
 generation_tokens = Counter("moesaic_generation_tokens", "Tokens generated", _BY)
 tenant_requests = Counter(
     "moesaic_tenant_requests", "Requests of each tenant by outcome", ["tenant", "outcome"]
@@ -89,7 +92,7 @@ loop_lag_s = Histogram(
     "Delay of the event loop, sampled 50 times a second",
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
 )
-inflight = Gauge("moesaic_inflight", "Requests in flight")
+inflight = Gauge("moesaic_requests_inflight", "Requests in flight")
 rejections = Counter(
     "moesaic_admission_rejections", "Requests rejected before any work", ["reason"]
 )

@@ -23,6 +23,7 @@ class GatewaySettings(ServiceSettings):
         "files_dir": "Files and batches",
         "block_secret": "Choice of workers",
         "batch_max_inflight": "Files and batches",
+        "metrics_compat": "Process",
         **ServiceSettings.groups,
         "port": "Network",
     }
@@ -147,4 +148,7 @@ class GatewaySettings(ServiceSettings):
         ge=1,
         le=4096,
         description="largest number of concurrent requests of all batches; other requests have priority",
+    )
+    metrics_compat: Literal["none", "vllm"] = Field(
+        "none", description="names of another server that the gateway's metrics have as well"
     )

@@ -192,4 +192,4 @@ def test_a_stream_that_is_closed_early_is_cancelled(suite: Suite, client: openai
         assert next(stream).choices
 
     eventually(lambda: num_cancelled(suite) == cancelled + 1)
-    eventually(lambda: metric(suite, r"moesaic_inflight ") == 1)  # the one that asks
+    eventually(lambda: metric(suite, r"moesaic_requests_inflight ") == 1)  # the one that asks

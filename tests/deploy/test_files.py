@@ -31,6 +31,8 @@ SETTINGS: dict[str, type[ServiceSettings]] = {
 }
 OVERRIDES = ("compose.gpu.yaml", "compose.tls.yaml")
 FILES = ("compose.yaml", *OVERRIDES)
+# Images of others, with the users that they are made for.
+OF_OTHERS = {"redis": "redis", "prometheus": "65534:65534", "grafana": "472:0"}
 HARDENING = ("user", "read_only", "cap_drop", "security_opt", "init")
 OPENINGS = ("privileged", "pid", "ipc", "uts", "userns_mode", "cgroup", "volumes_from")
 
@@ -65,7 +67,7 @@ def given_as_secrets(service: dict[str, Any]) -> set[str]:
 def test_a_container_can_do_no_more_than_it_must(name: str) -> None:
     service = services("compose.yaml")[name]
 
-    assert service["user"] == ("redis" if name == "redis" else "10001:10001")
+    assert service["user"] == OF_OTHERS.get(name, "10001:10001")
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert "cap_add" not in service
@@ -91,11 +93,14 @@ def test_an_override_takes_no_protection_away(file: str) -> None:
         assert not {*HARDENING, "cap_add", "devices"} & set(service)
 
 
-def test_only_the_gateway_has_a_published_port_and_by_default_only_on_this_host() -> None:
+def test_only_gateway_and_dashboards_have_a_published_port_and_by_default_only_on_this_host() -> (
+    None
+):
     publishing = {n: s["ports"] for n, s in services("compose.yaml").items() if "ports" in s}
 
-    assert [*publishing] == ["gateway"]
+    assert [*publishing] == ["gateway", "grafana"]
     assert [by_default(port) for port in publishing["gateway"]] == ["127.0.0.1:8000:8000"]
+    assert [by_default(port) for port in publishing["grafana"]] == ["127.0.0.1:3000:3000"]
     assert not any(s.get("ports") for file in OVERRIDES for s in services(file).values())
 
 
@@ -119,6 +124,8 @@ def test_each_service_is_in_the_networks_of_its_planes_only() -> None:
         "attention-local": {"control"},
         "edge-agent": {"control", "tensors"},
         "expert": {"control", "tensors"},
+        "prometheus": {"control", "observe"},
+        "grafana": {"observe"},
     }
 
 
@@ -166,11 +173,14 @@ def test_secrets_are_files_and_never_variables(file: str) -> None:
 
 @pytest.mark.parametrize("name", services("compose.yaml"))
 def test_a_service_gets_the_secrets_of_its_own_role_only(name: str) -> None:
-    secrets = services("compose.yaml")[name]["secrets"]
+    secrets = services("compose.yaml")[name].get("secrets", [])
     sources = {s if isinstance(s, str) else s["source"] for s in secrets}
+    of_others = {"redis": {"redis_users"}, "grafana": {"grafana_password"}, "prometheus": set()}
+    if name in of_others:
+        assert sources == of_others[name]
+        return
 
-    own = {"redis_users"} if name == "redis" else {f"redis_url_{name.removesuffix('-local')}"}
-    own |= {"cluster_secret"} if name != "redis" else set()
+    own = {f"redis_url_{name.removesuffix('-local')}", "cluster_secret"}
     own |= (
         {"block_secret"}
         if name in ("gateway", "edge-agent") or name.startswith("attention")

@@ -131,7 +131,7 @@ def test_all_secrets_that_pods_see_are_taken_from_where_they_are_made() -> None:
 
     assert all(Path(file).parent == Path("secrets") for file in generator["files"])
     assert {key for name in pods() for key in seen_secrets(name).values()} == taken
-    assert taken == made - {"redis_url_edge-agent"}
+    assert taken == made - {"redis_url_edge-agent", "grafana_password"}
 
 
 def test_settings_for_all_services_are_names_that_they_know() -> None:

@@ -21,7 +21,7 @@ CALL_S = 10
 MB = 1 << 20
 REQUESTS = re.compile(r'moesaic_requests_total\{.*route="(?!/livez|/readyz|/health|/metrics)')
 COUNTED = {  # series of GetStats: what is held now, and must be nothing when nobody asks
-    "gateway": ("moesaic_inflight",),
+    "gateway": ("moesaic_requests_inflight",),
     "attention": (
         "moesaic_num_requests_running",
         "moesaic_num_requests_waiting",

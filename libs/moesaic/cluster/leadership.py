@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 import structlog
+from prometheus_client import Gauge
 
 from moesaic.cluster.background import tended
 from moesaic.cluster.redis.bus import Bus
@@ -16,6 +17,7 @@ log = structlog.get_logger()
 
 LEASE_S = 10
 RENEW_S = 3.0
+_leads = Gauge("moesaic_leader", "1 while this process leads those of its role", ["role"])
 _TOKEN = re.compile(rb"([A-Za-z0-9._-]{1,256})/([0-9]{1,16})")  # worker id and generation
 
 
@@ -109,6 +111,7 @@ async def leadership(
 ) -> AsyncIterator[Leadership]:
     """Contend for the lead of ``role`` for the length of the block."""
     claim = Leadership(bus, role, worker_id, generation)
+    _leads.labels(role).set_function(lambda: claim.held)
     with suppress(PeerLost):
         await claim.contend()
     try:

@@ -57,7 +57,7 @@ ROWS_ALLOWED = Gauge(
     "Prompt rows allowed in a step, from the duration of the last steps",
 )
 BROWNOUT_THRESHOLD = Gauge(
-    "moesaic_brownout_threshold",
+    "moesaic_brownout_threshold_ratio",
     "Share of expert choices that stay exact; 1 is exact",
     ["phase"],
 )
@@ -87,7 +87,7 @@ BROWNOUT_DEGRADED_CHOICES = Counter(
     ["phase", "layer", "way"],
 )
 BROWNOUT_DEGRADED = Gauge(
-    "moesaic_brownout_degraded_share", "Share of recent expert choices served by other experts"
+    "moesaic_brownout_degraded_ratio", "Share of recent expert choices served by other experts"
 )
 
 

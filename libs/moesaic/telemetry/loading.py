@@ -8,10 +8,8 @@ from dataclasses import dataclass
 
 from prometheus_client import Gauge
 
-_BYTES = Gauge(
-    "moesaic_load_bytes", "Bytes of the weights being loaded: loaded so far, and in total", ["part"]
-)
-_DONE, _ALL = _BYTES.labels("done"), _BYTES.labels("all")
+_DONE = Gauge("moesaic_load_done_bytes", "Bytes loaded so far of the weights being loaded")
+_ALL = Gauge("moesaic_load_expected_bytes", "Bytes of all weights being loaded")
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from typing import Literal, Protocol
 
 from moesaic.models.text.dialects.reader import Part, Reader
 from moesaic.models.text.tokenizer import StreamDecoder
+from moesaic.services.gateway import metrics
 from moesaic.services.gateway.fields.bodies import few
 from moesaic.services.gateway.fields.generating import ChatWire, GenerationWire
 from moesaic.services.gateway.gateway import Admitted
@@ -19,6 +20,7 @@ from moesaic.services.gateway.generate.runs import (
 from moesaic.services.gateway.generate.speech import PLAIN, Speech, unenforced_names
 from moesaic.services.gateway.replies.accounts import Provenance, Usage, provenance_of, usage_of
 from moesaic.services.gateway.workers.run import Run
+from moesaic.telemetry.metrics import series
 from moesaic.v1.attention_pb2 import FINISH_REASON_LENGTH, Finished, Grammar, TokenLogprob, Tokens
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -208,6 +210,7 @@ class GrowingChoice:
         )
         if piece.finish_reason == "stop" and self.called and hit is None:
             piece.finish_reason = "tool_calls"
+        series(metrics.answers_finished, piece.finish_reason or reason).inc()
         return piece
 
 

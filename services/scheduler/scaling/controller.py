@@ -47,7 +47,10 @@ _RECENT = 1000  # decisions that are looked at
 PATIENCE_S = 600.0  # beside the time for loading; then a shape that is not there is given up
 NO_BRIDGE = "brownout lowers nothing: nothing bridges the time until then"
 
-_workers = Gauge("moesaic_scaling_workers", "Workers: active, and wanted", ["side", "kind"])
+_active = Gauge("moesaic_scaling_workers", "Active workers", ["side"])
+_wanted = Gauge(
+    "moesaic_scaling_wanted_workers", "Workers that scaling wants to be active", ["side"]
+)
 
 
 class Predicting(Protocol):
@@ -259,8 +262,8 @@ class ScalingController:
         parts, action = self._parts, self._parts.actions.action
         now = self.shape
         for side in ("attention", "experts"):
-            _workers.labels(side, "active").set(getattr(now, side))
-            _workers.labels(side, "wanted").set(getattr(action.shape if action else now, side))
+            _active.labels(side).set(getattr(now, side))
+            _wanted.labels(side).set(getattr(action.shape if action else now, side))
         if action is None:
             return
         if not action.ended:

@@ -19,7 +19,7 @@ _REQUESTS = {
     "kv_blocks_used": "moesaic_kv_blocks_used",
 }
 GAUGES = {
-    "gateway": {"running": "moesaic_inflight"},
+    "gateway": {"running": "moesaic_requests_inflight"},
     "attention": _REQUESTS,
     "edge-agent": _REQUESTS,
 }

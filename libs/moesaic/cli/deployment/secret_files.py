@@ -102,6 +102,7 @@ def make(directory: Path) -> None:
     create(directory / "cluster_secret", secrets.token_hex(32))
     create(directory / "block_secret", secrets.token_hex(32))
     create(directory / "api_key", f"moesaic_sk_{secrets.token_urlsafe(32)}")
+    create(directory / "grafana_password", secrets.token_urlsafe(32))
     urls = {role: create(directory / f"redis_url_{role}", redis_url(role)) for role in ROLES}
     create(directory / "redis_users", redis_users(urls))
 

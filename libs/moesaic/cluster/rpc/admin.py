@@ -38,6 +38,9 @@ _STATES: dict[WorkerState, pb.ServiceState.ValueType] = {
 _CAN_STAND_BY = ("attention", "expert")
 
 _state = Gauge("moesaic_service_state", "1 for the current state of this process", ["state"])
+_build = Gauge(
+    "moesaic_build_info", "1, with the version and the kind of this service", ["version", "service"]
+)
 
 
 class ServiceStatus:
@@ -67,6 +70,8 @@ class ServiceStatus:
         self.drained = self.standing_by = False
         self._state: WorkerState = "starting"
         self._rests = False  # it has nothing to do
+        _build.labels(__version__, service).set(1)
+        self._show()
 
     @property
     def state(self) -> WorkerState:
@@ -117,9 +122,12 @@ class ServiceStatus:
     def _note(self, before: WorkerState) -> None:
         if self.state != before:
             log.info("service.state", state=self.state, before=before)
-            for state in _STATES:
-                _state.labels(state).set(state == self.state)
+            self._show()
             self.changed.set()
+
+    def _show(self) -> None:
+        for state in _STATES:
+            _state.labels(state).set(state == self.state)
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):

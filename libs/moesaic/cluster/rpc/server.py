@@ -17,6 +17,7 @@ from moesaic.cluster.rpc.admin import AdminServicer, DrainHook, ServiceStatus, S
 from moesaic.cluster.rpc.authentication import Authenticating
 from moesaic.cluster.rpc.channels import SERVER_OPTIONS
 from moesaic.cluster.security.credentials import Credentials, using
+from moesaic.cluster.security.expiry import show_expiry
 from moesaic.cluster.security.tls import Tls
 from moesaic.errors import InUse
 from moesaic.open_files import connections_within
@@ -85,6 +86,7 @@ async def admin_server(
         InvalidInput: a certificate cannot be read.
     """
     with using(Credentials.of(settings)) as credentials:
+        show_expiry(credentials.tls)
         served = _serve(settings, role, worker_id, generation, register, stop, credentials)
         async with served as server:
             yield server

@@ -26,7 +26,8 @@ HIDING_ROWS = Gauge(
     "moesaic_gather_hiding_rows", "Rows of a step whose computation hides the transfers"
 )
 SLOWDOWN = Gauge(
-    "moesaic_gather_slowdown", "Calibrated time of the slowest layer, relative to the first layer"
+    "moesaic_gather_slowdown_ratio",
+    "Calibrated time of the slowest layer, relative to the first layer",
 )
 SATURATION_FLOPS = Gauge(
     "moesaic_gather_saturation_flops",
