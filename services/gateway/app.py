@@ -30,6 +30,7 @@ from moesaic.services.gateway.routes import (
     docs,
     files,
     health,
+    messages,
     model,
     score,
 )
@@ -45,6 +46,7 @@ _CODES = {
 ROUTERS = (
     chat,
     completions,
+    messages,
     classify,
     decisions,
     score,
@@ -137,4 +139,4 @@ def _methods_of(path: str) -> set[str]:
 
 def _answer(request: Request, answer: HttpProblem) -> Response:
     record_of(request).fail(answer)
-    return answer.response()
+    return record_of(request).refusal(answer)
