@@ -31,6 +31,7 @@ from moesaic.services.gateway.routes import (
     docs,
     files,
     health,
+    messages,
     model,
     score,
 )
@@ -46,6 +47,7 @@ _CODES = {
 ROUTERS = (
     chat,
     completions,
+    messages,
     classify,
     decisions,
     score,
@@ -139,4 +141,4 @@ def _methods_of(path: str) -> set[str]:
 
 def _answer(request: Request, answer: HttpProblem) -> Response:
     record_of(request).fail(answer)
-    return answer.response()
+    return record_of(request).refusal(answer)

@@ -34,6 +34,11 @@ from moesaic.services.gateway.access import (
 )
 from moesaic.services.gateway.files.upload import MAX_FORM_BYTES
 from moesaic.services.gateway.gateway import Gateway
+from moesaic.services.gateway.http.anthropic_errors import (
+    ID_HEADERS,
+    anthropic_error,
+    is_anthropics,
+)
 from moesaic.services.gateway.http.problems import HttpProblem, internal_error, problem, problem_of
 from moesaic.services.gateway.http.request_record import (
     ClientClosed,
@@ -158,6 +163,8 @@ class Entry:
         record = RequestRecord(
             given if is_request_id(given) else f"req-{secrets.token_hex(12)}", scope["method"]
         )
+        if is_anthropics(scope["path"]):
+            record.error_form, record.id_headers = anthropic_error, ID_HEADERS
         scope.setdefault("state", {})["record"] = record
         # HEAD has the status and headers of GET (RFC 9110, section 9.3.2).
         if scope["method"] == "HEAD":
@@ -204,7 +211,7 @@ class Entry:
         if refused is not None:
             metrics.rejections.labels(refused.body.code).inc()
             record.fail(refused)
-            return await refused.response()(scope, receive, send_noted)
+            return await record.refusal(refused)(scope, receive, send_noted)
         try:
             await self._app(scope, _Bounded(receive, max_body_bytes), send_noted)
             # Nobody else has noticed.
@@ -217,7 +224,7 @@ class Entry:
             answered = record.status != 0
             record.fail(failure)
             if not answered:
-                await failure.response()(scope, receive, send_noted)
+                await record.refusal(failure)(scope, receive, send_noted)
 
     def _refused(
         self, record: RequestRecord, request: Scope, headers: Headers, max_body_bytes: int
@@ -234,7 +241,9 @@ class Entry:
         if tenant is None and not is_open(path):
             tenant = self._caller(headers)
             if tenant is None:
-                message = "send the header authorization: Bearer with a valid API key"
+                message = (
+                    "send the header authorization: Bearer, or x-api-key, with a valid API key"
+                )
                 return problem(401, "invalid_api_key", message)
         if tenant is not None:
             record.tenant = tenant.name
@@ -261,7 +270,9 @@ class Entry:
     def _caller(self, headers: Headers) -> Tenant | None:
         if not self._gateway.tenants.need_keys:
             return DEFAULT
-        scheme, _, key = headers.get("authorization", "").partition(" ")
+        # Clients of Anthropic's API may send the key alone.
+        alone = f"Bearer {headers.get('x-api-key', '')}"
+        scheme, _, key = headers.get("authorization", alone).partition(" ")
         tenant = self._gateway.tenants.find(key.strip())
         known = tenant is not None and scheme.lower() == "bearer" and not tenant.is_expired
         return tenant if known else None
@@ -309,7 +320,8 @@ def _limited(record: RequestRecord, tenant: Tenant | None) -> HttpProblem | None
 
 
 def _added_headers(record: RequestRecord) -> Iterator[tuple[bytes, bytes]]:
-    yield b"x-request-id", record.request_id.encode()
+    for header in record.id_headers:
+        yield header, record.request_id.encode()
     if record.ignored:
         yield b"x-moesaic-ignored", ", ".join(record.ignored).encode()
     if record.allowance is not None and (record.status < 300 or record.status == 429):

@@ -1,7 +1,7 @@
 """A real suite of the demo model, as other people's clients meet it.
 
-These tests run in the environment of the clients (``make test-clients``); those that need only the ``openai``
-package are part of ``make test`` as well.
+These tests run in the environment of the clients (``make test-clients``); those that need only the packages
+``openai`` and ``anthropic`` are part of ``make test`` as well.
 """
 
 from collections.abc import Iterator

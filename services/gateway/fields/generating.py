@@ -19,9 +19,9 @@ What a body leaves out is as the model's maker has it (``defaults``), and else a
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from moesaic.services.gateway.fields.bodies import (
     MAX_PROMPTS,
@@ -52,6 +52,7 @@ MAX_ANSWERS = 1 << 12  # of one request: choices of all its prompts
 MAX_STOPS = 64
 MAX_STOP_CHARS = 4096
 MAX_TOP_LOGPROBS = 20
+Stops = TypeVar("Stops", bound=str | list[str] | None)
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -169,11 +170,26 @@ class StreamOptions(BodyPart):
     continuous_usage_stats: bool | None = None
 
 
+def bounded_stops(stop: Stops) -> Stops:
+    """Give stop strings back.
+
+    Raises:
+        ValueError: there are many, or long ones.
+    """
+    strings = as_list(stop)
+    if len(strings) > MAX_STOPS or not all(0 < len(string) <= 1024 for string in strings):
+        raise ValueError(f"must be at most {MAX_STOPS} strings of 1 to 1024 characters")
+    # Each token is compared with all of them.
+    if sum(map(len, strings)) > MAX_STOP_CHARS:
+        raise ValueError(f"must be at most {MAX_STOP_CHARS} characters together")
+    return stop
+
+
 class GenerationWire(SamplingWire):
     """Fields that chat and plain completions have in common."""
 
     n: int = Field(1, ge=1, le=MAX_CHOICES)
-    stop: str | list[str] | None = None
+    stop: Annotated[str | list[str] | None, AfterValidator(bounded_stops)] = None
     stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=128)
     ignore_eos: bool = False
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
@@ -200,17 +216,6 @@ class GenerationWire(SamplingWire):
         if value is None:
             return cls.model_fields[info.field_name].get_default(call_default_factory=True)
         return handler(value)
-
-    @field_validator("stop")
-    @classmethod
-    def _stop_is_bounded(cls, stop: str | list[str] | None) -> str | list[str] | None:
-        strings = as_list(stop)
-        if len(strings) > MAX_STOPS or not all(0 < len(string) <= 1024 for string in strings):
-            raise ValueError(f"must be at most {MAX_STOPS} strings of 1 to 1024 characters")
-        # Each token is compared with all of them.
-        if sum(map(len, strings)) > MAX_STOP_CHARS:
-            raise ValueError(f"must be at most {MAX_STOP_CHARS} characters together")
-        return stop
 
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> "GenerationWire":

@@ -29,6 +29,11 @@ _OPENAI = {
     "suffix": _refusal("", ""),
     "web_search_options": _refusal(),
 }
+_ANTHROPIC = {
+    "container": _refusal(),
+    "mcp_servers": _refusal("", []),
+    "output_format": _refusal("output_config.format"),
+}
 _OF_OTHER_ROUTES = {
     "include_reasoning": _refusal("/v1/chat/completions", True),
     "tool_choice": _refusal("/v1/chat/completions", "none", "auto"),
@@ -190,7 +195,15 @@ _OTHERS = {
     "transforms": _refusal("", []),
 }
 REFUSED: dict[str, Refusal] = (
-    _OPENAI | _OF_OTHER_ROUTES | _VLLM | _SGLANG | _TGI | _LLAMA_CPP | _TRANSFORMERS | _OTHERS
+    _OPENAI
+    | _ANTHROPIC
+    | _OF_OTHER_ROUTES
+    | _VLLM
+    | _SGLANG
+    | _TGI
+    | _LLAMA_CPP
+    | _TRANSFORMERS
+    | _OTHERS
 )
 """Fields of a body."""
 

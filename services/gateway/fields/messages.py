@@ -32,28 +32,30 @@ _FORMS = (
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
+def _plain_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ValueError("must be 1 to 256 letters, digits and characters of _-.:/")
+    return name
+
+
+def _object_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    mistake = _mistake_in(schema)
+    if mistake:
+        raise ValueError(f"is not a JSON schema of an object: {mistake}")
+    return schema
+
+
+FunctionName = Annotated[str, AfterValidator(_plain_name)]
+ObjectSchema = Annotated[dict[str, Any], AfterValidator(_object_schema)]
+
+
 class FunctionWire(BodyPart):
     """A function that the model may call."""
 
-    name: str
+    name: FunctionName
     description: str | None = None
-    parameters: dict[str, Any] | None = Field(None, description="JSON schema of an object")
+    parameters: ObjectSchema | None = Field(None, description="JSON schema of an object")
     strict: bool | None = Field(None, description="calls always fit the schema")
-
-    @field_validator("name")
-    @classmethod
-    def _name_is_plain(cls, name: str) -> str:
-        if not _NAME.fullmatch(name):
-            raise ValueError("must be 1 to 256 letters, digits and characters of _-.:/")
-        return name
-
-    @field_validator("parameters")
-    @classmethod
-    def _parameters_are_a_schema(cls, schema: dict[str, Any] | None) -> dict[str, Any] | None:
-        mistake = _mistake_in(schema or {})
-        if mistake:
-            raise ValueError(f"is not a JSON schema of an object: {mistake}")
-        return schema
 
 
 class ToolWire(BodyPart):

@@ -52,21 +52,23 @@ SEND_S = 30.0  # longest time that a client may take to read what is sent at onc
 Choices = list[Any]
 
 
-def event(value: Any) -> bytes:
-    """Encode one event that carries ``value`` as JSON."""
+def event(value: Any, name: str = "") -> bytes:
+    """Encode one event that carries ``value`` as JSON, under a name if its API names events."""
     text = _encoder.encode(value)
     for separator, escaped in _SEPARATORS:
         if separator in text:
             text = text.replace(separator, escaped)
-    return b"data: " + text + b"\n\n"
+    line = b"event: %s\n" % name.encode() if name else b""
+    return line + b"data: " + text + b"\n\n"
 
 
 @dataclass(frozen=True)
 class StreamEnd:
-    """The last bytes of a stream of events, as one API has them."""
+    """The bytes of a stream that belong to no answer, as one API has them."""
 
     done: bytes = DONE  # behind a complete answer, and behind a problem
     failed: Callable[[HttpProblem], bytes] = lambda ending: event(ErrorReply(ending.body))
+    keep_alive: bytes = KEEP_ALIVE  # in silence
 
 
 OPENAI_END = StreamEnd()
@@ -105,7 +107,7 @@ class EventStream(Response):
     async def _write(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with (
             aclosing(self._chunks) as chunks,
-            _Body(send, self.raw_headers, self._keep_alive_s) as body,
+            _Body(send, self.raw_headers, self._keep_alive_s, self._end.keep_alive) as body,
         ):
             try:
                 if (ending := await self._copy(chunks, body)) is not None:
@@ -113,7 +115,7 @@ class EventStream(Response):
                     await body.stop_comments()
                     if not body.begun:
                         self._ended = True
-                        return await ending.response()(scope, receive, send)
+                        return await self._record.refusal(ending)(scope, receive, send)
                     await body.write(self._end.failed(ending))
                 self._ended = True
                 await body.write(self._end.done, last=True)
@@ -149,8 +151,11 @@ class EventStream(Response):
 class _Body:
     """The body of a response: it begins with its first bytes, and has a comment line in each silence."""
 
-    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]], every_s: float) -> None:
+    def __init__(
+        self, send: Send, headers: list[tuple[bytes, bytes]], every_s: float, keep_alive: bytes
+    ) -> None:
         self.begun = False
+        self._keep_alive_bytes = keep_alive
         self._send, self._headers, self._every_s = send, headers, every_s
         self._loop = asyncio.get_running_loop()
         self._sending = asyncio.Lock()
@@ -195,7 +200,7 @@ class _Body:
     async def _keep_alive(self) -> None:
         # The next write finds that the client does not read.
         with suppress(TimeoutError):
-            await self.write(KEEP_ALIVE)
+            await self.write(self._keep_alive_bytes)
 
 
 class AnswerShape(Protocol):

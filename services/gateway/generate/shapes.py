@@ -56,7 +56,7 @@ class ChatShape:
 
     def chunks(self, piece: Piece) -> Choices:
         """A chunk for each part, the finish reason with an empty delta."""
-        deltas = [self._delta(piece.index, part) for part in self._parts(piece)]
+        deltas = [self._delta(piece.index, part) for part in self.parts(piece)]
         if not deltas and piece.token_ids and (self.body.logprobs or self.body.return_token_ids):
             deltas = [Delta(content="")]
         chunks: Choices = [ChatChunkChoice(index=piece.index, delta=delta) for delta in deltas]
@@ -78,14 +78,15 @@ class ChatShape:
         """The assistant's turn."""
         return ChatChoice(
             index=piece.index,
-            message=self._message(self._parts(piece)),
+            message=self._message(self.parts(piece)),
             logprobs=self._logprobs(piece),
             finish_reason=piece.finish_reason,
             stop_reason=piece.stop_reason,
             token_ids=ids_if(self.body.return_token_ids, piece.token_ids),
         )
 
-    def _parts(self, piece: Piece) -> list[Part]:
+    def parts(self, piece: Piece) -> list[Part]:
+        """Take a piece apart: the text of each kind that the caller wants, and calls."""
         parts = piece.parts
         if self.speech.is_plain and piece.text:
             parts = [Part("content", piece.text)]
@@ -101,7 +102,7 @@ class ChatShape:
         if part.kind == "call":
             index = self.num_calls[choice] = self.num_calls.get(choice, -1) + 1
             function = CalledFunctionReply(part.text, "")
-            call = ToolCallDelta(index, self._id_of(part), "function", function)
+            call = ToolCallDelta(index, self.id_of(part), "function", function)
         else:
             call = ToolCallDelta(
                 self.num_calls[choice], function=CalledFunctionReply(arguments=part.text)
@@ -114,7 +115,7 @@ class ChatShape:
         arguments: list[list[str]] = []
         for part in parts:
             if part.kind == "call":
-                calls.append(ToolCall(self._id_of(part), CalledFunctionReply(part.text)))
+                calls.append(ToolCall(self.id_of(part), CalledFunctionReply(part.text)))
                 arguments.append([])
             elif part.kind == "arguments":
                 arguments[-1].append(part.text)
@@ -131,7 +132,8 @@ class ChatShape:
             tool_calls=calls or msgspec.UNSET,
         )
 
-    def _id_of(self, part: Part) -> str:
+    def id_of(self, part: Part) -> str:
+        """Give a call its id: the model's own, or a new one."""
         return part.call_id or self.speech.dialect.new_id()
 
     def _logprobs(self, piece: Piece) -> ChatLogprobs | None:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from itertools import pairwise
 from typing import Any
@@ -78,6 +78,15 @@ class HttpProblem(msgspec.Struct):
         if self.status == HTTPStatus.UNAUTHORIZED:
             headers["www-authenticate"] = "Bearer"
         return headers | self.others
+
+
+ErrorForm = Callable[[HttpProblem, str], Response]
+"""The answer that tells a problem of the request with this id, as one API has it."""
+
+
+def openai_error(problem: HttpProblem, request_id: str) -> Response:
+    """Tell a problem as OpenAI does: the id is in a header alone."""
+    return problem.response()
 
 
 def problem_of(error: MoesaicError) -> HttpProblem:

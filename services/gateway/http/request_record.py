@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard, TypeVar
 
 import structlog
+from starlette.responses import Response
 from starlette.types import Receive, Scope
 
 from moesaic.errors import MoesaicError
 from moesaic.services.gateway import metrics
 from moesaic.services.gateway.access import PROBED, Places, TenantAllowance, TenantLimited
-from moesaic.services.gateway.http.problems import HttpProblem
+from moesaic.services.gateway.http.problems import ErrorForm, HttpProblem, openai_error
 from moesaic.telemetry.metrics import series
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ class RequestRecord:
     leave_crowd: Callable[[], None] | None = None  # of those that wait, until it asks workers
     ignored: list[str] = field(default_factory=list)  # fields that changed nothing
     span: "Span | None" = None  # None: it is not traced
+    error_form: ErrorForm = openai_error  # of the API that its path belongs to
+    id_headers: tuple[bytes, ...] = (b"x-request-id",)  # that tell its id
     _charged: bool = False
     _charged_tokens: int = 0
     _last_token: float | None = None
@@ -129,6 +132,10 @@ class RequestRecord:
                 gaps.observe((now - self._last_token) / each)
         self._last_token = now
         self.completion_tokens += count
+
+    def refusal(self, problem: HttpProblem) -> Response:
+        """Make the answer that tells a problem."""
+        return self.error_form(problem, self.request_id)
 
     def fail(self, problem: HttpProblem) -> None:
         """Note the error that the request ends with."""

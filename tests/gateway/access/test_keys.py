@@ -39,7 +39,9 @@ async def test_without_a_key_every_route_is_closed_but_those_of_probes(open_hous
                 if path not in OPEN:
                     assert response.status_code == 401, path
                     assert response.headers["www-authenticate"] == "Bearer"
-                    assert response.json()["error"]["code"] == "invalid_api_key"
+                    error = response.json()["error"]
+                    code = error.get("code") or error["details"]["error_code"]
+                    assert code == "invalid_api_key"
                 else:
                     assert response.status_code in (200, 405, 503), path
 

@@ -98,7 +98,8 @@ async def test_keys_and_limits_are_described_where_they_are_needed(open_house, t
 
     assert "securitySchemes" not in free["components"]
     assert closed["components"]["securitySchemes"] == {
-        "api_key": {"type": "http", "scheme": "bearer"}
+        "api_key": {"type": "http", "scheme": "bearer"},
+        "x_api_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
     }
     chat, metrics, livez = (
         closed["paths"][path][method]
@@ -108,8 +109,8 @@ async def test_keys_and_limits_are_described_where_they_are_needed(open_house, t
             ("/livez", "get"),
         )
     )
-    assert chat["security"] == [{"api_key": ["infer"]}]
-    assert metrics["security"] == [{"api_key": ["admin"]}]
+    assert chat["security"] == [{"api_key": ["infer"]}, {"x_api_key": ["infer"]}]
+    assert metrics["security"] == [{"api_key": ["admin"]}, {"x_api_key": ["admin"]}]
     assert "security" not in livez
     assert {"401", "403", "429"} <= chat["responses"].keys()
     assert (

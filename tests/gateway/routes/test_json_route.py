@@ -12,6 +12,8 @@ from moesaic.services.gateway.routes.json_route import JsonRoute
 PATHS = {
     "/v1/chat/completions",
     "/v1/completions",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
     "/classify",
     "/v1/classify",
     "/v1/decisions",
