@@ -9,7 +9,7 @@ from moesaic.services.gateway.fields.messages import turns_of
 from moesaic.services.gateway.gateway import admit
 from moesaic.services.gateway.generate.answers import begin
 from moesaic.services.gateway.generate.deliver import Delivery
-from moesaic.services.gateway.generate.runs import LogprobCounts
+from moesaic.services.gateway.generate.runs import LogprobCounts, kept_of
 from moesaic.services.gateway.generate.shapes import ChatShape
 from moesaic.services.gateway.generate.speech import (
     Speech,
@@ -42,15 +42,18 @@ async def create_chat_completion(body: ChatWire, request: Request) -> Response:
     wanted = await language.work(size, wanted_of, body, language)
     words = language.template_words
     template_kwargs, unplaced = template_kwargs_of(body, language)
+    kept = kept_of(admitted)
     prompt, opened, unknown = await language.encode_chat(
         await language.work(size, turns_of, body.messages, words),
         add_generation_prompt=body.add_generation_prompt,
         template_kwargs=template_kwargs,
         control_tokens=gateway.settings.control_tokens_in_content,
         tools=await language.work(size, tools_for_template, body, wanted),
+        most=None if kept is None else language.max_listed,
         size=size,
         continues=body.continue_final_message is True,
     )
+    prompt = prompt[-(kept or 0) :]
     record = admitted.record
     record.ignored = with_template(record.ignored, [*unknown, *unplaced], words)
     logprobs = LogprobCounts(_top_logprobs(body), body.prompt_logprobs)
