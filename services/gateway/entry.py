@@ -6,7 +6,6 @@ that points to this machine (DNS rebinding). The headers that name the page are 
 such as curl and the packages that upload files as forms, send none of these.
 """
 
-import asyncio
 import ipaddress
 import re
 import secrets
@@ -17,7 +16,6 @@ from urllib.parse import urlsplit
 
 import structlog
 from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moesaic.addresses import is_address, is_everywhere
@@ -34,6 +32,7 @@ from moesaic.services.gateway.access import (
 from moesaic.services.gateway.files.upload import MAX_FORM_BYTES
 from moesaic.services.gateway.gateway import Gateway
 from moesaic.services.gateway.http.problems import HttpProblem, internal_error, problem, problem_of
+from moesaic.services.gateway.http.receiving import CODINGS, Bounded, Inflated, too_large
 from moesaic.services.gateway.http.request_record import (
     ClientClosed,
     RequestRecord,
@@ -42,13 +41,13 @@ from moesaic.services.gateway.http.request_record import (
 )
 
 EVERYWHERE = ("0.0.0.0", "::")  # what listens there has other names
+_ACCEPTED = ", ".join(CODINGS)
 _SAFE = ("GET", "HEAD")
 _MAX_SHOWN = 100
 _AUTHORITY = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:@/\[\]]+))(?::\d*)?", re.ASCII)
 _NUMERIC = re.compile(r"[0-9a-fx.]+", re.ASCII)  # such as 127.1, which means 127.0.0.1
 _FIX = "set --api-key, or name it in --allowed-hosts"
 log = structlog.get_logger()
-BODY_S = 30.0  # longest pause within a request's body
 
 
 class BrowserGuard:
@@ -195,7 +194,10 @@ class Entry:
             record.fail(refused)
             return await refused.response()(scope, receive, send_noted)
         try:
-            await self._app(scope, _Bounded(receive, max_body_bytes), send_noted)
+            receive = Bounded(receive, max_body_bytes)
+            if codings := _codings(headers):
+                receive = Inflated(receive, codings[0], max_body_bytes)
+            await self._app(scope, receive, send_noted)
             # Nobody else has noticed.
             if not complete and not record.code:
                 record.fail(problem_of(ClientClosed()))
@@ -233,15 +235,17 @@ class Entry:
                 message = f"this needs an API key that allows {needed}; yours allows {allowed}"
                 return problem(403, "insufficient_scope", message)
         length = headers.get("content-length", "0")
-        coding = ",".join(headers.getlist("content-encoding"))
-        is_coded = any(one.strip().lower() not in ("", "identity") for one in coding.split(","))
-        if is_coded and (length != "0" or "transfer-encoding" in headers):
-            what = f"the body must not be compressed, but has the content-encoding {coding[:40]}"
+        codings = _codings(headers)
+        if len(codings) > 1 or not CODINGS.keys() >= set(codings):
+            told = ", ".join(codings)[:40]
+            what = (
+                f"the body has the content-encoding {told}: send it plain, or as one of {_ACCEPTED}"
+            )
             refused = problem(415, "unsupported_content_encoding", what)
-            refused.others = {"accept-encoding": "identity"}
+            refused.others = {"accept-encoding": _ACCEPTED}
             return refused
         if length.isdecimal() and int(length) > max_body_bytes:
-            return problem(413, "request_too_large", _too_large(max_body_bytes))
+            return problem(413, "request_too_large", too_large(max_body_bytes))
         return _limited(record, tenant)
 
     def _caller(self, headers: Headers) -> Tenant | None:
@@ -253,34 +257,12 @@ class Entry:
         return tenant if known else None
 
 
-class _Bounded:
-    """The body of a request, neither too long nor too slow."""
-
-    def __init__(self, receive: Receive, max_bytes: int) -> None:
-        self._receive, self._left, self._max_bytes = receive, max_bytes, max_bytes
-        self._complete = False
-
-    async def __call__(self) -> Message:
-        # Only the client's leaving can come now.
-        if self._complete:
-            return await self._receive()
-        try:
-            async with asyncio.timeout(BODY_S):
-                message = await self._receive()
-        except TimeoutError:
-            raise HTTPException(
-                408, f"the rest of the body did not arrive within {BODY_S:g} s"
-            ) from None
-        if message["type"] == "http.request":
-            self._complete = not message.get("more_body", False)
-            self._left -= len(message.get("body", b""))
-            if self._left < 0:
-                raise HTTPException(413, _too_large(self._max_bytes))
-        return message
-
-
-def _too_large(max_bytes: int) -> str:
-    return f"the body must be at most {max_bytes} bytes"
+def _codings(headers: Headers) -> list[str]:
+    """List what has to be undone to read the body, if there is one."""
+    if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
+        return []
+    told = ",".join(headers.getlist("content-encoding")).lower().split(",")
+    return [coding for one in told if (coding := one.strip()) not in ("", "identity")]
 
 
 def _limited(record: RequestRecord, tenant: Tenant | None) -> HttpProblem | None:
