@@ -10,7 +10,7 @@ import ipaddress
 import re
 import secrets
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from urllib.parse import urlsplit
 
@@ -31,6 +31,7 @@ from moesaic.services.gateway.access import (
 )
 from moesaic.services.gateway.files.upload import MAX_FORM_BYTES
 from moesaic.services.gateway.gateway import Gateway
+from moesaic.services.gateway.http.origins import ANY, listed
 from moesaic.services.gateway.http.problems import HttpProblem, internal_error, problem, problem_of
 from moesaic.services.gateway.http.receiving import CODINGS, Bounded, Inflated, too_large
 from moesaic.services.gateway.http.request_record import (
@@ -53,8 +54,15 @@ log = structlog.get_logger()
 class BrowserGuard:
     """Refuses requests that a page of another site has made."""
 
-    def __init__(self, host: str, allowed_hosts: str) -> None:
-        """Guard a gateway that listens on ``host``; ``allowed_hosts`` are its other names, with commas."""
+    def __init__(self, host: str, allowed_hosts: str, origins: Collection[str] = ()) -> None:
+        """Guard a gateway.
+
+        Args:
+            host: the gateway listens there.
+            allowed_hosts: its other names, with commas.
+            origins: pages that may call it; ``*``: all.
+        """
+        self._origins = frozenset(origins)
         names = (host, *allowed_hosts.split(","))
         self._names = {_host_of(name.strip()) for name in names} - {"", *EVERYWHERE}
         # Nobody can point an address elsewhere, and a gateway in a container does not know that of its host.
@@ -75,6 +83,8 @@ class BrowserGuard:
             what = f"the host header names {host[:_MAX_SHOWN]!r}, which this gateway does not know"
             return problem(403, "host_not_allowed", f"{what}: {_FIX}")
         if "origin" in headers:
+            if not self._origins.isdisjoint((headers["origin"], ANY)):
+                return None
             return self._foreign("origin", headers["origin"], here)
         follows_link = method in _SAFE and headers.get("sec-fetch-mode") == "navigate"
         if headers.get("sec-fetch-site") == "cross-site" and not follows_link:
@@ -91,7 +101,7 @@ class BrowserGuard:
         if host and (host == here or self._is_known(host)):
             return None
         what = f"the header {header} names {page[:_MAX_SHOWN]!r}, a page of another site"
-        return problem(403, "origin_not_allowed", f"{what}: {_FIX}")
+        return problem(403, "origin_not_allowed", f"{what}: {_FIX} or --allowed-origins")
 
     def _answers_to(self, host: str) -> bool:
         if self._is_known(host):
@@ -138,7 +148,8 @@ class Entry:
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
         self._app, self._gateway = app, gateway
         self._max_body_bytes = gateway.settings.max_body_bytes
-        self._guard = BrowserGuard(gateway.settings.host, gateway.settings.allowed_hosts)
+        origins = listed(gateway.settings.allowed_origins)
+        self._guard = BrowserGuard(gateway.settings.host, gateway.settings.allowed_hosts, origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request from its first byte to its last."""

@@ -27,6 +27,7 @@ from moesaic.services.gateway.admin import GatewayAdmin
 from moesaic.services.gateway.app import make_app
 from moesaic.services.gateway.batches.runner import BatchRunner
 from moesaic.services.gateway.gateway import Gateway
+from moesaic.services.gateway.http.origins import ANY, listed
 from moesaic.services.gateway.http.protocol import BoundedHttp, Connections
 from moesaic.services.gateway.language import Language
 from moesaic.services.gateway.metrics import watch_loop
@@ -206,8 +207,11 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _check_exposure(settings: GatewaySettings) -> None:
-    """Raises InvalidInput if anyone on the network could use the gateway, and nobody said so."""
+    """Raises InvalidInput if anyone on the network, or any web page, could use the gateway, and nobody said so."""
     key = settings.api_key.get_secret_value() or settings.api_keys_file
+    if ANY in listed(settings.allowed_origins) and not key and not settings.no_auth:
+        fix = f"{ANY} lets every web page use a gateway without keys: set --api-key, or --no-auth"
+        raise InvalidInput("--allowed-origins", fix)
     if key or settings.no_auth or is_loopback(settings.host):
         return
     fix = (

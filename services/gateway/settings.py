@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr
 
 from moesaic.model_names import name_of_model
 from moesaic.models.text.dialects.detection import ReasoningParser, ToolCallParser
 from moesaic.prefix.policies import POLICY_NAMES
+from moesaic.services.gateway.http.origins import checked_names, checked_origins
 from moesaic.settings import MaxModelLen, ServiceSettings
 from moesaic.usage.flags import OneOf
 
@@ -69,6 +70,21 @@ class GatewaySettings(ServiceSettings):
         pattern=r"^[^\s/@]*( ?, ?[^\s/@]+)*$",
         description="further host names, comma-separated, that a gateway without keys accepts, such as "
         "those of a proxy or of a web page that calls it",
+    )
+    allowed_origins: Annotated[str, AfterValidator(checked_origins)] = Field(
+        "",
+        description="origins whose web pages may call this gateway, comma-separated or a JSON list, such "
+        "as https://app.example; *: every page, which needs API keys or --no-auth",
+    )
+    allowed_methods: Annotated[str, AfterValidator(checked_names)] = Field(
+        "*", description="methods that these pages may use, comma-separated or a JSON list; *: all"
+    )
+    allowed_headers: Annotated[str, AfterValidator(checked_names)] = Field(
+        "*", description="headers that these pages may send, comma-separated or a JSON list; *: all"
+    )
+    allow_credentials: bool = Field(
+        False,
+        description="let these pages send cookies and other credentials that the browser adds",
     )
     max_body_bytes: int = Field(4 << 20, ge=1024, le=1 << 30, description="largest request body")
     control_tokens_in_content: bool = Field(
