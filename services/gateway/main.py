@@ -27,6 +27,7 @@ from moesaic.services.gateway.admin import GatewayAdmin
 from moesaic.services.gateway.app import make_app
 from moesaic.services.gateway.batches.runner import BatchRunner
 from moesaic.services.gateway.gateway import Gateway
+from moesaic.services.gateway.http.certificates import Certificates
 from moesaic.services.gateway.http.origins import ANY, listed
 from moesaic.services.gateway.http.protocol import BoundedHttp, Connections
 from moesaic.services.gateway.language import Language
@@ -153,7 +154,9 @@ async def http_server(settings: GatewaySettings, app: ASGIApp) -> AsyncIterator[
 
     Raises:
         InUse: the port cannot be listened on.
+        InvalidInput: a certificate cannot be used.
     """
+    certificates = _certificates(settings)
     listener = _listen(settings.host, settings.port)
     config = uvicorn.Config(
         app,
@@ -167,13 +170,28 @@ async def http_server(settings: GatewaySettings, app: ASGIApp) -> AsyncIterator[
         timeout_keep_alive=KEEP_CONNECTION_S,
         timeout_graceful_shutdown=round(LAST_EVENTS_S),
     )
+    config.load()
+    config.ssl = certificates.context if certificates is not None else None
     server = _Server(config)
+    following = asyncio.create_task(certificates.follow()) if certificates is not None else None
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
     try:
         yield host_port(settings.host, listener.getsockname()[1])
     finally:
+        if following is not None:
+            following.cancel()
         server.should_exit = True
         await serving
+
+
+def _certificates(settings: GatewaySettings) -> Certificates | None:
+    given = (
+        settings.ssl_certfile,
+        settings.ssl_keyfile,
+        settings.ssl_ca_certs,
+        settings.ssl_cert_reqs,
+    )
+    return Certificates(*given) if any(given) else None
 
 
 class _Server(uvicorn.Server):

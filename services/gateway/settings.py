@@ -86,6 +86,23 @@ class GatewaySettings(ServiceSettings):
         False,
         description="let these pages send cookies and other credentials that the browser adds",
     )
+    ssl_certfile: str = Field(
+        "",
+        description="certificate of the REST port, a PEM file; REST is then HTTPS, TLS 1.2 or later",
+    )
+    ssl_keyfile: str = Field(
+        "", description="private key of that certificate, a PEM file (default: in --ssl-certfile)"
+    )
+    ssl_ca_certs: str = Field(
+        "", description="authorities that sign certificates of REST clients, a PEM file"
+    )
+    ssl_cert_reqs: int = Field(
+        0,
+        ge=0,
+        le=2,
+        description="certificates of REST clients; 0: none is asked for; 1: one that is shown is checked; "
+        "2: each client needs one",
+    )
     max_body_bytes: int = Field(4 << 20, ge=1024, le=1 << 30, description="largest request body")
     control_tokens_in_content: bool = Field(
         False,
