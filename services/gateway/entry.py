@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moesaic.addresses import is_address, is_everywhere
 from moesaic.loopback import is_loopback
+from moesaic.origins import ANY, listed
 from moesaic.services.gateway import metrics
 from moesaic.services.gateway.access import (
     BATCH_PRIORITY,
@@ -31,9 +32,8 @@ from moesaic.services.gateway.access import (
 )
 from moesaic.services.gateway.files.upload import MAX_FORM_BYTES
 from moesaic.services.gateway.gateway import Gateway
-from moesaic.services.gateway.http.origins import ANY, listed
 from moesaic.services.gateway.http.problems import HttpProblem, internal_error, problem, problem_of
-from moesaic.services.gateway.http.receiving import CODINGS, Bounded, Inflated, too_large
+from moesaic.services.gateway.http.receiving import CODINGS, BoundedBody, Inflated, too_large
 from moesaic.services.gateway.http.request_record import (
     ClientClosed,
     RequestRecord,
@@ -205,7 +205,7 @@ class Entry:
             record.fail(refused)
             return await refused.response()(scope, receive, send_noted)
         try:
-            receive = Bounded(receive, max_body_bytes)
+            receive = BoundedBody(receive, max_body_bytes)
             if codings := _codings(headers):
                 receive = Inflated(receive, codings[0], max_body_bytes)
             await self._app(scope, receive, send_noted)

@@ -23,12 +23,12 @@ from moesaic.cluster.service import Process, introduce, joined, listening
 from moesaic.errors import InUse, InvalidInput
 from moesaic.loopback import is_loopback
 from moesaic.models.weights.hub import local_model
+from moesaic.origins import ANY, listed
 from moesaic.services.gateway.admin import GatewayAdmin
 from moesaic.services.gateway.app import make_app
 from moesaic.services.gateway.batches.runner import BatchRunner
 from moesaic.services.gateway.gateway import Gateway
 from moesaic.services.gateway.http.certificates import Certificates
-from moesaic.services.gateway.http.origins import ANY, listed
 from moesaic.services.gateway.http.protocol import BoundedHttp, Connections
 from moesaic.services.gateway.language import Language
 from moesaic.services.gateway.metrics import watch_loop

@@ -7,8 +7,8 @@ from pydantic import AfterValidator, Field, SecretStr
 
 from moesaic.model_names import name_of_model
 from moesaic.models.text.dialects.detection import ReasoningParser, ToolCallParser
+from moesaic.origins import checked_names, checked_origins
 from moesaic.prefix.policies import POLICY_NAMES
-from moesaic.services.gateway.http.origins import checked_names, checked_origins
 from moesaic.settings import MaxModelLen, ServiceSettings
 from moesaic.usage.flags import OneOf
 

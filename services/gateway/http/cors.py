@@ -3,7 +3,7 @@
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from moesaic.services.gateway.http.origins import listed
+from moesaic.origins import listed
 
 # Of the answers' own headers, those that say something to a page.
 _EXPOSED = ("retry-after", "x-moesaic-ignored", "x-request-id")

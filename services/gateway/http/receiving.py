@@ -19,7 +19,7 @@ def too_large(max_bytes: int) -> str:
     return f"the body must be at most {max_bytes} bytes"
 
 
-class Bounded:
+class BoundedBody:
     """Receives the body of a request, neither too long nor too slow."""
 
     def __init__(self, receive: Receive, max_bytes: int) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from moesaic.services.gateway.http.origins import listed
+from moesaic.origins import listed
 from moesaic.services.gateway.settings import GatewaySettings
 
 PAGE, OTHER = "https://app.example", "https://evil.example"
