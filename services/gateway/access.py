@@ -25,8 +25,8 @@ from moesaic.api_keys import (
 from moesaic.errors import InvalidInput, MoesaicError
 
 NO_KEY = frozenset({"/livez", "/readyz", "/health"})
-PROBED = NO_KEY | {"/metrics"}  # asked every few seconds by machines
-ANY_KEY = frozenset({"/version", "/openapi.json", "/docs", "/docs/rapidoc.js"})
+PROBED = NO_KEY | {"/load", "/metrics"}  # asked every few seconds by machines
+ANY_KEY = frozenset({"/load", "/version", "/openapi.json", "/docs", "/docs/rapidoc.js"})
 _SCOPES: dict[str, Scope] = {  # of these paths and all below them
     "/v1/files": "batch",
     "/v1/batches": "batch",

@@ -15,6 +15,7 @@ import moesaic
 from moesaic.errors import MoesaicError
 from moesaic.services.gateway.entry import Entry
 from moesaic.services.gateway.gateway import Gateway, record_of
+from moesaic.services.gateway.http.cors import with_cors
 from moesaic.services.gateway.http.problems import (
     HttpProblem,
     invalid_fields,
@@ -93,7 +94,14 @@ def make_app(gateway: Gateway) -> Entry:
     app.router.routes.extend(_routes())
     for kind in (MoesaicError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _on_error)
-    return Entry(app, gateway)
+    told = gateway.settings
+    return with_cors(
+        Entry(app, gateway),
+        told.allowed_origins,
+        told.allowed_methods,
+        told.allowed_headers,
+        told.allow_credentials,
+    )
 
 
 def body_types() -> Iterator[tuple[str, type[BaseModel]]]:

@@ -6,22 +6,21 @@ that points to this machine (DNS rebinding). The headers that name the page are 
 such as curl and the packages that upload files as forms, send none of these.
 """
 
-import asyncio
 import ipaddress
 import re
 import secrets
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from urllib.parse import urlsplit
 
 import structlog
 from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moesaic.addresses import is_address, is_everywhere
 from moesaic.loopback import is_loopback
+from moesaic.origins import ANY, listed
 from moesaic.services.gateway import metrics
 from moesaic.services.gateway.access import (
     BATCH_PRIORITY,
@@ -40,6 +39,7 @@ from moesaic.services.gateway.http.anthropic_errors import (
     is_anthropics,
 )
 from moesaic.services.gateway.http.problems import HttpProblem, internal_error, problem, problem_of
+from moesaic.services.gateway.http.receiving import CODINGS, BoundedBody, Inflated, too_large
 from moesaic.services.gateway.http.request_record import (
     ClientClosed,
     RequestRecord,
@@ -49,20 +49,27 @@ from moesaic.services.gateway.http.request_record import (
 from moesaic.services.gateway.http.request_span import begin_request_span, end_request_span
 
 EVERYWHERE = ("0.0.0.0", "::")  # what listens there has other names
+_ACCEPTED = ", ".join(CODINGS)
 _SAFE = ("GET", "HEAD")
 _MAX_SHOWN = 100
 _AUTHORITY = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:@/\[\]]+))(?::\d*)?", re.ASCII)
 _NUMERIC = re.compile(r"[0-9a-fx.]+", re.ASCII)  # such as 127.1, which means 127.0.0.1
 _FIX = "set --api-key, or name it in --allowed-hosts"
 log = structlog.get_logger()
-BODY_S = 30.0  # longest pause within a request's body
 
 
 class BrowserGuard:
     """Refuses requests that a page of another site has made."""
 
-    def __init__(self, host: str, allowed_hosts: str) -> None:
-        """Guard a gateway that listens on ``host``; ``allowed_hosts`` are its other names, with commas."""
+    def __init__(self, host: str, allowed_hosts: str, origins: Collection[str] = ()) -> None:
+        """Guard a gateway.
+
+        Args:
+            host: the gateway listens there.
+            allowed_hosts: its other names, with commas.
+            origins: pages that may call it; ``*``: all.
+        """
+        self._origins = frozenset(origins)
         names = (host, *allowed_hosts.split(","))
         self._names = {_host_of(name.strip()) for name in names} - {"", *EVERYWHERE}
         # Nobody can point an address elsewhere, and a gateway in a container does not know that of its host.
@@ -83,6 +90,8 @@ class BrowserGuard:
             what = f"the host header names {host[:_MAX_SHOWN]!r}, which this gateway does not know"
             return problem(403, "host_not_allowed", f"{what}: {_FIX}")
         if "origin" in headers:
+            if not self._origins.isdisjoint((headers["origin"], ANY)):
+                return None
             return self._foreign("origin", headers["origin"], here)
         follows_link = method in _SAFE and headers.get("sec-fetch-mode") == "navigate"
         if headers.get("sec-fetch-site") == "cross-site" and not follows_link:
@@ -99,7 +108,7 @@ class BrowserGuard:
         if host and (host == here or self._is_known(host)):
             return None
         what = f"the header {header} names {page[:_MAX_SHOWN]!r}, a page of another site"
-        return problem(403, "origin_not_allowed", f"{what}: {_FIX}")
+        return problem(403, "origin_not_allowed", f"{what}: {_FIX} or --allowed-origins")
 
     def _answers_to(self, host: str) -> bool:
         if self._is_known(host):
@@ -148,7 +157,8 @@ class Entry:
         self._app, self._gateway = app, gateway
         self._shows_console = shows_console or not gateway.tenants.need_keys
         self._max_body_bytes = gateway.settings.max_body_bytes
-        self._guard = BrowserGuard(gateway.settings.host, gateway.settings.allowed_hosts)
+        origins = listed(gateway.settings.allowed_origins)
+        self._guard = BrowserGuard(gateway.settings.host, gateway.settings.allowed_hosts, origins)
 
     def with_console(self) -> "Entry":
         """Give the same application for a listener that shows the console."""
@@ -213,7 +223,10 @@ class Entry:
             record.fail(refused)
             return await record.refusal(refused)(scope, receive, send_noted)
         try:
-            await self._app(scope, _Bounded(receive, max_body_bytes), send_noted)
+            receive = BoundedBody(receive, max_body_bytes)
+            if codings := _codings(headers):
+                receive = Inflated(receive, codings[0], max_body_bytes)
+            await self._app(scope, receive, send_noted)
             # Nobody else has noticed.
             if not complete and not record.code:
                 record.fail(problem_of(ClientClosed()))
@@ -256,15 +269,17 @@ class Entry:
             message = "callers of this listener need keys, so it has no console; start the gateway with --console-port"
             return problem(404, "route_not_enabled", message)
         length = headers.get("content-length", "0")
-        coding = ",".join(headers.getlist("content-encoding"))
-        is_coded = any(one.strip().lower() not in ("", "identity") for one in coding.split(","))
-        if is_coded and (length != "0" or "transfer-encoding" in headers):
-            what = f"the body must not be compressed, but has the content-encoding {coding[:40]}"
+        codings = _codings(headers)
+        if len(codings) > 1 or not CODINGS.keys() >= set(codings):
+            told = ", ".join(codings)[:40]
+            what = (
+                f"the body has the content-encoding {told}: send it plain, or as one of {_ACCEPTED}"
+            )
             refused = problem(415, "unsupported_content_encoding", what)
-            refused.others = {"accept-encoding": "identity"}
+            refused.others = {"accept-encoding": _ACCEPTED}
             return refused
         if length.isdecimal() and int(length) > max_body_bytes:
-            return problem(413, "request_too_large", _too_large(max_body_bytes))
+            return problem(413, "request_too_large", too_large(max_body_bytes))
         return _limited(record, tenant)
 
     def _caller(self, headers: Headers) -> Tenant | None:
@@ -278,34 +293,12 @@ class Entry:
         return tenant if known else None
 
 
-class _Bounded:
-    """The body of a request, neither too long nor too slow."""
-
-    def __init__(self, receive: Receive, max_bytes: int) -> None:
-        self._receive, self._left, self._max_bytes = receive, max_bytes, max_bytes
-        self._complete = False
-
-    async def __call__(self) -> Message:
-        # Only the client's leaving can come now.
-        if self._complete:
-            return await self._receive()
-        try:
-            async with asyncio.timeout(BODY_S):
-                message = await self._receive()
-        except TimeoutError:
-            raise HTTPException(
-                408, f"the rest of the body did not arrive within {BODY_S:g} s"
-            ) from None
-        if message["type"] == "http.request":
-            self._complete = not message.get("more_body", False)
-            self._left -= len(message.get("body", b""))
-            if self._left < 0:
-                raise HTTPException(413, _too_large(self._max_bytes))
-        return message
-
-
-def _too_large(max_bytes: int) -> str:
-    return f"the body must be at most {max_bytes} bytes"
+def _codings(headers: Headers) -> list[str]:
+    """List what has to be undone to read the body, if there is one."""
+    if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
+        return []
+    told = ",".join(headers.getlist("content-encoding")).lower().split(",")
+    return [coding for one in told if (coding := one.strip()) not in ("", "identity")]
 
 
 def _limited(record: RequestRecord, tenant: Tenant | None) -> HttpProblem | None:

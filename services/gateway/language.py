@@ -185,14 +185,21 @@ class Language:
             )
             raise InvalidInput(field, fix, code=error.code) from None
 
-    def encode_prompt(self, text: str, field: str, *, add_special_tokens: bool) -> list[int]:
-        """Encode a text that must fit the model's context; control tokens in it are taken as such.
+    @property
+    def max_listed(self) -> int:
+        """Tokens of a text that need not fit the model's context."""
+        return max(self.max_tokens, MAX_LISTED)
+
+    def encode_prompt(
+        self, text: str, field: str, *, add_special_tokens: bool, most: int | None = None
+    ) -> list[int]:
+        """Encode a text of at most ``most`` tokens; None: those of the context. Control tokens in it are taken as such.
 
         Raises:
             InvalidInput: it does not fit, naming ``field``.
         """
         with self.naming(field):
-            return self.tokenizer.encode(text, add_special_tokens, self.max_tokens)
+            return self.tokenizer.encode(text, add_special_tokens, most or self.max_tokens)
 
     def checked(self, token_ids: list[int], field: str) -> list[int]:
         """Give token ids back that all are in the vocabulary.
@@ -211,9 +218,9 @@ class Language:
         Raises:
             InvalidInput: the text is longer than ``MAX_LISTED`` tokens and the context.
         """
+        encode, most = self.tokenizer.encode, self.max_listed
         with self.naming("prompt"):
-            most = max(self.max_tokens, MAX_LISTED)
-            return await self.work(len(text), self.tokenizer.encode, text, add_special_tokens, most)
+            return await self.work(len(text), encode, text, add_special_tokens, most)
 
     async def encode_chat(
         self,

@@ -24,12 +24,14 @@ from moesaic.cluster.service import Process, introduce, joined, listening
 from moesaic.errors import InUse, InvalidInput
 from moesaic.loopback import is_loopback
 from moesaic.models.weights.hub import local_model
+from moesaic.origins import ANY, listed
 from moesaic.services.gateway.admin import GatewayAdmin
 from moesaic.services.gateway.app import make_app
 from moesaic.services.gateway.batches.runner import BatchRunner
 from moesaic.services.gateway.console.collector import Collector
 from moesaic.services.gateway.entry import Entry
 from moesaic.services.gateway.gateway import Gateway
+from moesaic.services.gateway.http.certificates import Certificates
 from moesaic.services.gateway.http.protocol import BoundedHttp, Connections
 from moesaic.services.gateway.language import Language
 from moesaic.services.gateway.metrics import watch_loop
@@ -180,7 +182,9 @@ async def http_server(settings: GatewaySettings, app: ASGIApp) -> AsyncIterator[
 
     Raises:
         InUse: the port cannot be listened on.
+        InvalidInput: a certificate cannot be used.
     """
+    certificates = _certificates(settings)
     listener = _listen(settings.host, settings.port)
     config = uvicorn.Config(
         app,
@@ -194,13 +198,28 @@ async def http_server(settings: GatewaySettings, app: ASGIApp) -> AsyncIterator[
         timeout_keep_alive=KEEP_CONNECTION_S,
         timeout_graceful_shutdown=round(LAST_EVENTS_S),
     )
+    config.load()
+    config.ssl = certificates.context if certificates is not None else None
     server = _Server(config)
+    following = asyncio.create_task(certificates.follow()) if certificates is not None else None
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
     try:
         yield host_port(settings.host, listener.getsockname()[1])
     finally:
+        if following is not None:
+            following.cancel()
         server.should_exit = True
         await serving
+
+
+def _certificates(settings: GatewaySettings) -> Certificates | None:
+    given = (
+        settings.ssl_certfile,
+        settings.ssl_keyfile,
+        settings.ssl_ca_certs,
+        settings.ssl_cert_reqs,
+    )
+    return Certificates(*given) if any(given) else None
 
 
 class _Server(uvicorn.Server):
@@ -234,8 +253,11 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _check_exposure(settings: GatewaySettings) -> None:
-    """Raises InvalidInput if anyone on the network could use the gateway, and nobody said so."""
+    """Raises InvalidInput if anyone on the network, or any web page, could use the gateway, and nobody said so."""
     key = settings.api_key.get_secret_value() or settings.api_keys_file
+    if ANY in listed(settings.allowed_origins) and not key and not settings.no_auth:
+        fix = f"{ANY} lets every web page use a gateway without keys: set --api-key, or --no-auth"
+        raise InvalidInput("--allowed-origins", fix)
     if key or settings.no_auth or is_loopback(settings.host):
         return
     fix = (

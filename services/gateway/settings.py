@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr
 
 from moesaic.model_names import name_of_model
 from moesaic.models.text.dialects.detection import ReasoningParser, ToolCallParser
+from moesaic.origins import checked_names, checked_origins
 from moesaic.prefix.policies import POLICY_NAMES
 from moesaic.settings import MaxModelLen, ServiceSettings
 from moesaic.usage.flags import OneOf
@@ -81,6 +82,38 @@ class GatewaySettings(ServiceSettings):
     )
     console_host: str = Field(
         "127.0.0.1", description="address that --console-port listens on; its callers need keys too"
+    )
+    allowed_origins: Annotated[str, AfterValidator(checked_origins)] = Field(
+        "",
+        description="origins whose web pages may call this gateway, comma-separated or a JSON list, such "
+        "as https://app.example; *: every page, which needs API keys or --no-auth",
+    )
+    allowed_methods: Annotated[str, AfterValidator(checked_names)] = Field(
+        "*", description="methods that these pages may use, comma-separated or a JSON list; *: all"
+    )
+    allowed_headers: Annotated[str, AfterValidator(checked_names)] = Field(
+        "*", description="headers that these pages may send, comma-separated or a JSON list; *: all"
+    )
+    allow_credentials: bool = Field(
+        False,
+        description="let these pages send cookies and other credentials that the browser adds",
+    )
+    ssl_certfile: str = Field(
+        "",
+        description="certificate of the REST port, a PEM file; REST is then HTTPS, TLS 1.2 or later",
+    )
+    ssl_keyfile: str = Field(
+        "", description="private key of that certificate, a PEM file (default: in --ssl-certfile)"
+    )
+    ssl_ca_certs: str = Field(
+        "", description="authorities that sign certificates of REST clients, a PEM file"
+    )
+    ssl_cert_reqs: int = Field(
+        0,
+        ge=0,
+        le=2,
+        description="certificates of REST clients; 0: none is asked for; 1: one that is shown is checked; "
+        "2: each client needs one",
     )
     max_body_bytes: int = Field(4 << 20, ge=1024, le=1 << 30, description="largest request body")
     control_tokens_in_content: bool = Field(

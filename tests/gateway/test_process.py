@@ -41,6 +41,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     ("arguments", "named", "status"),
     [
         (["--host", "0.0.0.0", "--advertise-host", "127.0.0.1"], "--no-auth", 2),
+        (["--port", "0", "--allowed-origins", "*"], "--allowed-origins", 2),
         (["--port", "{taken}"], "--port", 3),  # it may be free the next time
         (["--port", "0", "--api-keys-file", "nowhere.json"], "--api-keys-file", 2),
         (["--redis-url", "http://nowhere", "--port", "0"], "--redis-url", 2),

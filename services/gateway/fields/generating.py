@@ -39,6 +39,7 @@ from moesaic.services.gateway.fields.bodies import (
     is_text_or_ids,
 )
 from moesaic.services.gateway.fields.messages import Message, ToolFields
+from moesaic.services.gateway.fields.truncating import MEANING, KeptTokens
 from moesaic.v1.attention_pb2 import Sampling, Word
 
 MAX_LOGIT_BIASES = 1024
@@ -193,6 +194,7 @@ class GenerationWire(SamplingWire):
     stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=128)
     ignore_eos: bool = False
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    truncate_prompt_tokens: KeptTokens | None = Field(None, description=MEANING)
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Schema | None = None

@@ -16,6 +16,7 @@ from moesaic.services.gateway.fields.bodies import (
     as_list,
     is_text_or_ids,
 )
+from moesaic.services.gateway.fields.truncating import MEANING, KeptTokens
 
 MAX_LABEL_TOKENS = 1000
 _PAIRED = (
@@ -152,6 +153,7 @@ class GenerativeScoringWire(InferenceWire):
     apply_softmax: bool = True
     item_first: bool = False
     add_special_tokens: bool = True
+    truncate_prompt_tokens: KeptTokens | None = Field(None, description=MEANING)
 
     # Checked by hand: a union of types reports every item once for each of them.
     @field_validator("query")

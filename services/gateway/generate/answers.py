@@ -11,10 +11,10 @@ from moesaic.services.gateway.fields.bodies import few
 from moesaic.services.gateway.fields.generating import ChatWire, GenerationWire
 from moesaic.services.gateway.gateway import Admitted
 from moesaic.services.gateway.generate.runs import (
-    AnswerLimits,
     LogprobCounts,
     bad_words_of,
     grammar_of,
+    limits_of,
     runs_of,
 )
 from moesaic.services.gateway.generate.speech import PLAIN, Speech, unenforced_names
@@ -237,10 +237,7 @@ async def begin(
         TenantLimited: the tenant may not have so many tokens now.
     """
     gateway, body = admitted.gateway, admitted.body
-    asked, asked_by = body.answer_tokens, body.answer_tokens_field
-    defaults = (default_max_tokens, gateway.defaults.max_tokens)
-    default = min((most for most in defaults if most is not None), default=None)
-    limits = AnswerLimits(gateway.max_tokens, asked, default, asked_by)
+    limits = limits_of(admitted, default_max_tokens)
     bad_words = await bad_words_of(gateway.language, body.bad_words)
 
     def prepared() -> Answers:

@@ -9,7 +9,7 @@ from moesaic.services.gateway.fields.generating import ChatWire
 from moesaic.services.gateway.fields.messages import turns_of
 from moesaic.services.gateway.gateway import Admitted, Gateway
 from moesaic.services.gateway.generate.answers import Answers, begin
-from moesaic.services.gateway.generate.runs import LogprobCounts
+from moesaic.services.gateway.generate.runs import LogprobCounts, kept_of
 from moesaic.services.gateway.generate.shapes import ChatShape
 from moesaic.services.gateway.generate.speech import (
     Speech,
@@ -52,7 +52,11 @@ async def begin_chat(
         TenantLimited: the tenant may not have so many tokens now.
     """
     body, language = admitted.body, admitted.gateway.language
-    prompt, speech = encoded or await encode_chat(admitted.gateway, admitted.record, body)
+    kept = kept_of(admitted)
+    if encoded is None:
+        most = None if kept is None else language.max_listed
+        encoded = await encode_chat(admitted.gateway, admitted.record, body, most)
+    prompt, speech = encoded.prompt[-(kept or 0) :], encoded.speech
     logprobs = LogprobCounts(_top_logprobs(body), body.prompt_logprobs)
     answers = await begin(admitted, [prompt], "messages", logprobs, speech=speech)
     return Conversation(prompt, answers, ChatShape(body, language, speech))

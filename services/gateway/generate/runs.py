@@ -12,6 +12,7 @@ from moesaic.models.text.dialects.rules import BLANKS, MAX_CHARACTERS, schema_te
 from moesaic.models.text.schemas.binding import Binder, TooLong
 from moesaic.models.text.schemas.reading import SchemaReader
 from moesaic.services.gateway.fields.generating import MAX_ANSWERS, GenerationWire, wrapped
+from moesaic.services.gateway.fields.truncating import kept_tokens
 from moesaic.services.gateway.gateway import Admitted
 from moesaic.services.gateway.language import Language
 from moesaic.services.gateway.workers.run import Run
@@ -231,6 +232,30 @@ class AnswerLimits:
             fix = f"must be at most {room}, got {self.max_tokens}: {fits}, and the prompt has {len(prompt)}"
             raise InvalidInput(self.field, fix, code="context_length_exceeded")
         return self.max_tokens
+
+
+def limits_of(
+    admitted: Admitted[GenerationWire], default_max_tokens: int | None = None
+) -> AnswerLimits:
+    """Find the bounds of a request's answers; ``default_max_tokens`` is the route's own, None: all that fit."""
+    gateway, body = admitted.gateway, admitted.body
+    defaults = (default_max_tokens, gateway.defaults.max_tokens)
+    default = min((most for most in defaults if most is not None), default=None)
+    return AnswerLimits(gateway.max_tokens, body.answer_tokens, default, body.answer_tokens_field)
+
+
+def kept_of(
+    admitted: Admitted[GenerationWire], default_max_tokens: int | None = None
+) -> int | None:
+    """Tell how many of a prompt's last tokens a request keeps; None: all.
+
+    Raises:
+        InvalidInput: it asks to keep more than the context.
+    """
+    limits = limits_of(admitted, default_max_tokens)
+    room = limits.bound if limits.max_tokens is not None else max(1, limits.bound)
+    asked = admitted.body.truncate_prompt_tokens
+    return kept_tokens(asked, limits.max_model_tokens, room)
 
 
 class LogprobCounts(NamedTuple):

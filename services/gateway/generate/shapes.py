@@ -231,7 +231,9 @@ class CompletionShape:
 
     def _echoed(self, index: int) -> SpelledPrompt:
         number = index // self.body.n
-        framed = isinstance(self.body.prompt[number], str) and self.body.add_special_tokens
+        is_text = isinstance(self.body.prompt[number], str)
+        is_whole = self.body.truncate_prompt_tokens is None
+        framed = is_text and is_whole and self.body.add_special_tokens
         echo = self.echoes[number] if self.echoes else None
         return self.language.spelled_prompt(self.runs[index].prompt, echo, framed=framed)
 

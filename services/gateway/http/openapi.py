@@ -23,7 +23,7 @@ _MEANINGS = {
     404: "There is no such model or object",
     408: "The client sends or reads too slowly",
     413: "The body is too large",
-    415: "The body is compressed; `Accept-Encoding` lists the accepted codings",
+    415: "The body is compressed in an unknown way; `Accept-Encoding` lists the accepted codings",
     429: "The tenant's limits are reached; `Retry-After` says when to try again",
     500: "The server failed",
     503: "It cannot be answered now; `Retry-After` says when to try again",

@@ -418,12 +418,16 @@ class BoundedHttp(HttpToolsProtocol):
             self.pipeline.clear()
             self.flow.resume_reading()
             self._drain_bytes = DRAIN_BYTES if self._in_message else REFUSED_BYTES
+            # TLS has no half of a connection to shut down, and an answer may end only where its connection does.
+            if not self._in_message and not self.transport.can_write_eof():
+                return self.transport.close()
             self._linger()
 
     def _linger(self) -> None:
         """Shut down writing, and read for a while: the client can lose the answer if unread bytes are left."""
         self._hung_up = True
-        self.transport.write_eof()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
         self.server_state.silent[self] = None
         self._end_wait()
         self._unset_keepalive_if_required()

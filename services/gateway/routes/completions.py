@@ -8,7 +8,7 @@ from moesaic.services.gateway.fields.generating import CompletionWire
 from moesaic.services.gateway.gateway import admit
 from moesaic.services.gateway.generate.answers import begin
 from moesaic.services.gateway.generate.deliver import Delivery
-from moesaic.services.gateway.generate.runs import LogprobCounts
+from moesaic.services.gateway.generate.runs import LogprobCounts, kept_of
 from moesaic.services.gateway.generate.shapes import CompletionShape
 from moesaic.services.gateway.http.openapi import INFERENCE, answers
 from moesaic.services.gateway.language import Language
@@ -26,7 +26,8 @@ async def create_completion(body: CompletionWire, request: Request) -> Response:
     admitted = admit(request, body, "cmpl")
     language = admitted.gateway.language
     num_chars = sum(len(prompt) for prompt in body.prompt)
-    prompts = await language.work(num_chars, _encode, language, body)
+    kept = kept_of(admitted, DEFAULT_MAX_TOKENS)
+    prompts = await language.work(num_chars, _encode, language, body, kept)
     logprobs = LogprobCounts(body.logprobs, _prompt_logprobs(body))
     growing = await begin(admitted, prompts, "prompt", logprobs, DEFAULT_MAX_TOKENS)
     echoes = None
@@ -47,24 +48,32 @@ def _prompt_logprobs(body: CompletionWire) -> int | None:
     return max(counts, default=None)
 
 
-def _encode(language: Language, body: CompletionWire) -> "list[array[int]]":
-    """Encode the prompts. Millions of objects would take long to be freed, so their tokens are packed."""
+def _encode(language: Language, body: CompletionWire, kept: int | None) -> "list[array[int]]":
+    """Encode the prompts, and keep the last tokens of each.
+
+    Millions of objects would take long to be freed, so the tokens are packed.
+    """
     special, is_one = body.add_special_tokens, len(body.prompt) == 1
+    most = None if kept is None else language.max_listed
 
     def encoded(given: str | list[int], field: str) -> list[int]:
         if isinstance(given, str):
-            return language.encode_prompt(given, field, add_special_tokens=special)
+            return language.encode_prompt(given, field, add_special_tokens=special, most=most)
         return language.checked(given, "prompt")
 
     return [
-        array("I", encoded(prompt, "prompt" if is_one else f"prompt[{i}]"))
+        array("I", encoded(prompt, "prompt" if is_one else f"prompt[{i}]")[-(kept or 0) :])
         for i, prompt in enumerate(body.prompt)
     ]
 
 
 def _echoes(language: Language, body: CompletionWire, prompts: "list[array[int]]") -> list[str]:
     decode, skip = language.tokenizer.decode, body.skip_special_tokens
+    # Of a text that was cut only its last tokens are the prompt.
+    is_whole = body.truncate_prompt_tokens is None
     return [
-        given if isinstance(given, str) else decode(list(token_ids), skip_special_tokens=skip)
+        given
+        if isinstance(given, str) and is_whole
+        else decode(list(token_ids), skip_special_tokens=skip)
         for given, token_ids in zip(body.prompt, prompts, strict=True)
     ]

@@ -58,6 +58,12 @@ async def readyz(request: Request) -> Response:
     return answer
 
 
+@router.get("/load")
+async def load(request: Request) -> dict[str, int]:
+    """Inference requests in flight at this gateway, as vLLM tells them. For load balancers."""
+    return {"server_load": gateway_of(request).num_inflight}
+
+
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics() -> Response:
     """Prometheus text; the port that `--metrics-port` names serves the same, without a key."""

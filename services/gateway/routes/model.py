@@ -13,7 +13,7 @@ from moesaic.services.gateway.fields.tokenizing import DetokenizeWire, TokenizeW
 from moesaic.services.gateway.gateway import Gateway, gateway_of, record_of
 from moesaic.services.gateway.http.openapi import READS_BODY, answers
 from moesaic.services.gateway.http.reply import reply
-from moesaic.services.gateway.language import MAX_LISTED, SHORT_CHARS
+from moesaic.services.gateway.language import SHORT_CHARS
 from moesaic.services.gateway.routes.json_route import JsonRoute
 
 router = APIRouter(route_class=JsonRoute)
@@ -87,7 +87,7 @@ async def tokenize(body: TokenizeWire, request: Request) -> Response:
             template_kwargs=body.chat_template_kwargs or {},
             control_tokens=gateway.settings.control_tokens_in_content,
             tools=[tool.for_template() for tool in body.tools or []],
-            most=max(language.max_tokens, MAX_LISTED),
+            most=language.max_listed,
             size=size,
             continues=body.continue_final_message is True,
         )

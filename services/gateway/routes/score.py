@@ -15,6 +15,7 @@ from moesaic.services.gateway.fields.scoring import (
     RerankWire,
     ScoreWire,
 )
+from moesaic.services.gateway.fields.truncating import kept_tokens
 from moesaic.services.gateway.gateway import Admitted, Gateway, admit
 from moesaic.services.gateway.http.openapi import INFERENCE, answers
 from moesaic.services.gateway.http.reply import reply
@@ -140,21 +141,26 @@ def _put_together(gateway: Gateway, body: GenerativeScoringWire) -> list[Read]:
             fix = f"must be unique; {token_id} appears twice"
             raise InvalidInput(f"label_token_ids[{i}]", fix)
         seen.add(token_id)
+    kept = kept_tokens(body.truncate_prompt_tokens, gateway.max_tokens, answer_tokens=1)
+    most = None if kept is None else language.max_listed
     candidates = tuple((token_id,) for token_id in body.label_token_ids)
-    query = _tokens(language, body.query, "query", special=body.add_special_tokens)
+    query = _tokens(language, body.query, "query", body.add_special_tokens, most)
     reads, bounds = [], Bounds(gateway)
     for i, given in enumerate(body.items):
-        item = _tokens(language, given, f"items[{i}]", special=False)
+        item = _tokens(language, given, f"items[{i}]", False, most)
         prompt = [*item, *query] if body.item_first else [*query, *item]
+        prompt = prompt[-(kept or 0) :]
         if not prompt:
             raise InvalidInput(f"items[{i}]", "query and item have no tokens")
         reads.append(bounds.read(partial(Read, prompt, candidates), f"items[{i}]"))
     return reads
 
 
-def _tokens(language: Language, given: str | list[int], field: str, *, special: bool) -> list[int]:
+def _tokens(
+    language: Language, given: str | list[int], field: str, special: bool, most: int | None
+) -> list[int]:
     if isinstance(given, str):
-        return language.encode_prompt(given, field, add_special_tokens=special)
+        return language.encode_prompt(given, field, add_special_tokens=special, most=most)
     return language.checked(given, field)
 
 

@@ -204,8 +204,8 @@ LONG = [b"a" * (1 << 18)] * 48  # more than sockets hold
 REFUSED_BEFORE = {
     "an old client": (b"POST /v1/completions HTTP/1.0\r\n" + JSON, b"", 413),
     "a last request": (ASKS + b"connection: close\r\n", b"", 413),
-    "a compressed one": (ASKS + b"connection: close\r\n", b"content-encoding: gzip\r\n", 415),
-    "an old compressed one": (b"POST / HTTP/1.0\r\n", b"content-encoding: gzip\r\n", 415),
+    "a compressed one": (ASKS + b"connection: close\r\n", b"content-encoding: br\r\n", 415),
+    "an old compressed one": (b"POST / HTTP/1.0\r\n", b"content-encoding: br\r\n", 415),
     "no host": (b"POST /v1/completions HTTP/1.1\r\n", b"", 400),
 }
 

@@ -99,10 +99,10 @@ async def test_other_methods_are_refused_with_those_of_the_route(
     assert files.headers["allow"] == "DELETE, GET, HEAD"
 
 
-CODINGS = ["gzip", "GZip", "deflate", "br", "zstd", "gzip, identity", "x"]
+CODINGS = ["br", "zstd", "gzip, deflate", "gzip, gzip", "x"]
 
 
-async def test_a_compressed_body_is_refused_with_the_accepted_codings(
+async def test_a_body_of_an_unknown_coding_is_refused_with_the_accepted_codings(
     open_house: Any, scripts: Any, subtests: Any
 ) -> None:
     form = {"files": {"file": ("a.jsonl", b"{}\n")}, "data": {"purpose": "batch"}}
@@ -114,11 +114,11 @@ async def test_a_compressed_body_is_refused_with_the_accepted_codings(
                 answer = await house.client.post(path, content=body, headers=headers)
 
                 assert answer.status_code == 415
-                assert answer.headers["accept-encoding"] == "identity"
+                assert answer.headers["accept-encoding"] == "gzip, deflate"
                 assert answer.json()["error"]["code"] == "unsupported_content_encoding"
         bare = await house.client.get("/v1/models", headers={"content-encoding": "gzip"})
         upload = await house.client.post("/v1/files", headers={"content-encoding": "br"}, **form)
-        plainly, both = b"content-encoding: identity\r\n", b"content-encoding: gzip\r\n"
+        plainly, both = b"content-encoding: identity\r\n", b"content-encoding: br\r\n"
         head = ASKS + b"connection: close\r\n" + plainly
         [taken] = answers(await exchange(house.url, plain(head)))
         [refused] = answers(await exchange(house.url, plain(head + both)))

@@ -10,6 +10,7 @@ import httpx
 from moesaic.cli.clients.rest_key import API_KEY_VARIABLE, checked_api_key
 from moesaic.cli.machine.state import StateFile
 from moesaic.cli.terminal.outcome import CommandError, Exit
+from moesaic.loopback import is_loopback
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 CONNECT_TIMEOUT_S = 5.0
@@ -36,6 +37,8 @@ def client_settings(url: str) -> dict[str, Any]:
         "headers": {"Authorization": f"Bearer {key}"} if key else {},
         "timeout": httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
         "trust_env": False,  # a proxy is for other hosts than this one
+        # A certificate names what others call this machine, not loopback, where HTTP needs none either.
+        "verify": not is_loopback(httpx.URL(url).host),
     }
 
 

@@ -186,8 +186,18 @@ def _service(
 
 
 def url_of(options: SuiteOptions) -> str:
-    """Give the address at which processes on this machine reach the gateway."""
-    return f"http://{host_port(_reachable(options.host), options.port)}"
+    """Give the address at which processes on this machine reach the gateway.
+
+    Raises:
+        CommandError: the gateway wants a certificate of each client, and the commands have none.
+    """
+    flags = [setting.flag for setting in options.settings]
+    if "--ssl-cert-reqs=2" in flags:
+        fix = "asks each client for a certificate, and this command has none: give 0 or 1"
+        raise CommandError(f"--ssl-cert-reqs 2 {fix}, or start the services one by one")
+    is_https = any(flag.startswith("--ssl-certfile=") for flag in flags)
+    scheme = "https" if is_https else "http"
+    return f"{scheme}://{host_port(_reachable(options.host), options.port)}"
 
 
 def _reachable(host: str) -> str:

@@ -1,0 +1,180 @@
+"""REST over TLS: the same answers, certificates that change while it serves, and files that cannot be used."""
+
+import asyncio
+import shutil
+import ssl
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from moesaic.errors import InvalidInput
+from moesaic.services.gateway.http.certificates import Certificates
+from tests.waiting import HANG_S, until
+
+NAMES = ("first", "second", "client", "stranger")
+
+
+def made_by_openssl(directory: Path, name: str) -> None:
+    """A key and a certificate that is its own authority."""
+    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
+    subject = ("-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1")
+    out = ("-keyout", str(directory / f"{name}.key"), "-out", str(directory / f"{name}.pem"))
+    subprocess.run(
+        ["openssl", "req", "-x509", *key, *subject, *out], check=True, capture_output=True
+    )
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificates")
+    directory = tmp_path_factory.mktemp("certificates")
+    for name in NAMES:
+        made_by_openssl(directory, name)
+    return directory
+
+
+@pytest.fixture
+def pair(made: Path, tmp_path: Path) -> dict[str, str]:
+    """Settings that name files with the first pair."""
+    install(made, tmp_path, "first")
+    return {"ssl_certfile": str(tmp_path / "cert.pem"), "ssl_keyfile": str(tmp_path / "key.pem")}
+
+
+def install(made: Path, place: Path, name: str, key: str = "") -> None:
+    shutil.copy(made / f"{name}.pem", place / "cert.pem")
+    shutil.copy(made / f"{key or name}.key", place / "key.pem")
+
+
+def trusting(made: Path, *names: str, shown: str = "") -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    for name in names:
+        context.load_verify_locations(made / f"{name}.pem")
+    if shown:
+        context.load_cert_chain(made / f"{shown}.pem", made / f"{shown}.key")
+    return context
+
+
+async def ask(house: Any, context: ssl.SSLContext, **headers: str) -> httpx.Response:
+    """Ask on a connection of its own."""
+    url = house.url.replace("http://", "https://")
+    async with httpx.AsyncClient(verify=context, timeout=HANG_S, trust_env=False) as client:
+        body = {"prompt": "hello"}
+        return await client.post(f"{url}/v1/completions", json=body, headers=headers)
+
+
+async def test_answers_and_keys_are_the_same_over_tls(
+    open_house: Any, scripts: Any, made: Path, pair: dict[str, str]
+) -> None:
+    async with open_house(scripts.says("yes"), api_key="k1", **pair) as house:
+        context = trusting(made, "first")
+        without = await ask(house, context)
+        answer = await ask(house, context, authorization="Bearer k1")
+        closing = await ask(house, context, authorization="Bearer k1", connection="close")
+        with pytest.raises(httpx.ConnectError):
+            await ask(house, trusting(made, "second"))
+        with pytest.raises(httpx.RemoteProtocolError):
+            await house.client.get("/livez")  # not encrypted
+
+    assert [without.status_code, answer.status_code, closing.status_code] == [401, 200, 200]
+    assert answer.json()["choices"][0]["text"] == "yes"
+
+
+async def test_an_answer_of_http_1_0_ends_with_its_encrypted_connection(
+    open_house: Any, scripts: Any, made: Path, pair: dict[str, str]
+) -> None:
+    body = b'{"prompt": "hello", "stream": true}'
+    head = b"POST /v1/completions HTTP/1.0\r\ncontent-type: application/json\r\n"
+    async with open_house(scripts.says("yes"), **pair) as house:
+        host, _, port = house.url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port), ssl=trusting(made, "first"))
+        writer.write(head + b"content-length: %d\r\n\r\n%b" % (len(body), body))
+        answer = await reader.read()
+        writer.close()
+
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert answer.rstrip().endswith(b"data: [DONE]")
+
+
+async def test_what_is_no_http_gets_its_answer_over_tls(
+    open_house: Any, made: Path, pair: dict[str, str]
+) -> None:
+    async with open_house(**pair) as house:
+        host, _, port = house.url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port), ssl=trusting(made, "first"))
+        writer.write(b"no http\r\n\r\n")
+        answer = await reader.readuntil(b"}")
+        writer.transport.abort()
+
+    assert answer.startswith(b"HTTP/1.1 400")
+
+
+async def test_new_files_are_shown_to_new_connections_and_broken_ones_are_not(
+    open_house: Any, scripts: Any, made: Path, pair: dict[str, str], tmp_path: Path
+) -> None:
+    def noted(event: str) -> int:
+        return sum(entry["event"] == event for entry in house.logs)
+
+    async with open_house(scripts.says("yes"), **pair) as house:
+        assert (await ask(house, trusting(made, "first"))).status_code == 200
+
+        install(made, tmp_path, "second", key="first")
+        await until(lambda: noted("certificates.refused"))
+        assert (await ask(house, trusting(made, "first"))).status_code == 200
+        (tmp_path / "cert.pem").unlink()
+        before = noted("certificates.refused")
+        await until(lambda: noted("certificates.refused") > before)
+        assert (await ask(house, trusting(made, "first"))).status_code == 200
+
+        install(made, tmp_path, "second")
+        await until(lambda: noted("certificates.loaded"))
+        assert (await ask(house, trusting(made, "second"))).status_code == 200
+        with pytest.raises(httpx.ConnectError):
+            await ask(house, trusting(made, "first"))
+
+
+@pytest.mark.parametrize(("needs", "without"), [(1, True), (2, False)])
+async def test_clients_show_certificates_as_the_setting_says(
+    open_house: Any, scripts: Any, made: Path, pair: dict[str, str], needs: int, without: bool
+) -> None:
+    asks = {"ssl_ca_certs": str(made / "client.pem"), "ssl_cert_reqs": needs}
+    async with open_house(scripts.says("yes"), **pair, **asks) as house:
+        taken = await ask(house, trusting(made, "first", shown="client"))
+        assert taken.status_code == 200
+        with pytest.raises(httpx.TransportError):
+            await ask(house, trusting(made, "first", shown="stranger"))
+        if without:
+            assert (await ask(house, trusting(made, "first"))).status_code == 200
+        else:
+            with pytest.raises(httpx.TransportError):
+                await ask(house, trusting(made, "first"))
+
+
+def test_files_that_cannot_be_used_are_named_at_start(made: Path, tmp_path: Path) -> None:
+    cert, key = str(made / "first.pem"), str(made / "first.key")
+    secret = tmp_path / "secret.key"
+    command = ["openssl", "ec", "-aes128", "-passout", "pass:a", "-in", key, "-out", str(secret)]
+    subprocess.run(command, check=True, capture_output=True)
+    bad = {
+        "--ssl-certfile": [
+            ("", key, "", 0),
+            ("", "", cert, 0),
+            ("", "", "", 2),
+            (str(tmp_path / "nowhere"), key, "", 0),
+            (cert, str(made / "second.key"), "", 0),
+            (cert, str(secret), "", 0),
+            (cert, "", "", 0),
+            (key, key, "", 0),
+            ("a\0b", key, "", 0),
+        ],
+        "--ssl-keyfile": [(cert, str(tmp_path / "nowhere"), "", 0), (cert, str(tmp_path), "", 0)],
+        "--ssl-ca-certs": [(cert, key, "", 1), (cert, key, "nowhere", 1), (cert, key, key, 2)],
+    }
+    for flag, cases in bad.items():
+        for case in cases:
+            with pytest.raises(InvalidInput) as refused:
+                Certificates(*case)
+            assert refused.value.field == flag, case
