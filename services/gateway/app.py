@@ -31,6 +31,7 @@ from moesaic.services.gateway.routes import (
     files,
     health,
     model,
+    responses,
     score,
 )
 from moesaic.services.gateway.routes.json_route import JsonRoute
@@ -45,6 +46,7 @@ _CODES = {
 ROUTERS = (
     chat,
     completions,
+    responses,
     classify,
     decisions,
     score,

@@ -47,7 +47,7 @@ class Gateway:
         lacking_experts: failing checks of the expert workers; kept true from outside.
         idle: set while no request is in the house.
         defaults: the model's own, for fields that a request leaves out.
-        store: of files and batches; None where they are not kept.
+        store: of files, batches and responses; None where they are not kept.
         turnstile: that bodies pass one by one.
         lane: the thread that reads long bodies.
     """
@@ -187,14 +187,15 @@ def gateway_of(request: Request) -> Gateway:
 
 
 def store_of(request: Request) -> Store:
-    """Find the store of files and batches.
+    """Find the store of files, batches and responses.
 
     Raises:
         RouteNotEnabled: there is none.
     """
     store = gateway_of(request).store
     if store is None:
-        raise RouteNotEnabled("files and batches are disabled; start the gateway with --files-dir")
+        what = "files, batches and stored responses are disabled"
+        raise RouteNotEnabled(f"{what}; start the gateway with --files-dir")
     return store
 
 
@@ -202,7 +203,7 @@ def shelf_of(request: Request) -> Shelf:
     """Find the shelf of the tenant that calls.
 
     Raises:
-        RouteNotEnabled: files and batches are not kept.
+        RouteNotEnabled: nothing is kept.
     """
     return store_of(request).of(record_of(request).tenant)
 

@@ -52,13 +52,14 @@ SEND_S = 30.0  # longest time that a client may take to read what is sent at onc
 Choices = list[Any]
 
 
-def event(value: Any) -> bytes:
-    """Encode one event that carries ``value`` as JSON."""
+def event(value: Any, name: str = "") -> bytes:
+    """Encode one event that carries ``value`` as JSON, under a name if its API names events."""
     text = _encoder.encode(value)
     for separator, escaped in _SEPARATORS:
         if separator in text:
             text = text.replace(separator, escaped)
-    return b"data: " + text + b"\n\n"
+    line = b"event: %s\n" % name.encode() if name else b""
+    return line + b"data: " + text + b"\n\n"
 
 
 @dataclass(frozen=True)

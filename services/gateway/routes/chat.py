@@ -2,21 +2,10 @@
 
 from fastapi import APIRouter, Request, Response
 
-from moesaic.errors import InvalidInput
-from moesaic.services.gateway.fields.bodies import with_template
 from moesaic.services.gateway.fields.generating import ChatWire
-from moesaic.services.gateway.fields.messages import turns_of
 from moesaic.services.gateway.gateway import admit
-from moesaic.services.gateway.generate.answers import begin
+from moesaic.services.gateway.generate.conversation import begin_chat
 from moesaic.services.gateway.generate.deliver import Delivery
-from moesaic.services.gateway.generate.runs import LogprobCounts
-from moesaic.services.gateway.generate.shapes import ChatShape
-from moesaic.services.gateway.generate.speech import (
-    Speech,
-    template_kwargs_of,
-    tools_for_template,
-    wanted_of,
-)
 from moesaic.services.gateway.http.openapi import INFERENCE, answers
 from moesaic.services.gateway.replies.generating import (
     ChatCompletion,
@@ -36,31 +25,12 @@ router = APIRouter(route_class=JsonRoute)
 async def create_chat_completion(body: ChatWire, request: Request) -> Response:
     """Answer a conversation."""
     admitted = admit(request, body, "chatcmpl")
-    gateway = admitted.gateway
-    language = gateway.language
-    size = admitted.record.num_bytes
-    wanted = await language.work(size, wanted_of, body, language)
-    words = language.template_words
-    template_kwargs, unplaced = template_kwargs_of(body, language)
-    prompt, opened, unknown = await language.encode_chat(
-        await language.work(size, turns_of, body.messages, words),
-        add_generation_prompt=body.add_generation_prompt,
-        template_kwargs=template_kwargs,
-        control_tokens=gateway.settings.control_tokens_in_content,
-        tools=await language.work(size, tools_for_template, body, wanted),
-        size=size,
-        continues=body.continue_final_message is True,
-    )
-    record = admitted.record
-    record.ignored = with_template(record.ignored, [*unknown, *unplaced], words)
-    logprobs = LogprobCounts(_top_logprobs(body), body.prompt_logprobs)
-    speech = Speech(language.dialect, wanted, opened)
-    growing = await begin(admitted, [prompt], "messages", logprobs, speech=speech)
-    shape = ChatShape(body, language, speech)
+    chat = await begin_chat(admitted)
+    prompt, growing, shape = chat.prompt, chat.answers, chat.shape
 
     def of_prompt() -> PromptLogprobs:
         told, num_top = growing.runs[0].prompt_logprobs, body.prompt_logprobs or 0
-        text = language.spelled_prompt(prompt)
+        text = admitted.gateway.language.spelled_prompt(prompt)
         return prompt_logprobs(prompt, told, shape.names, text, num_top)
 
     delivery = Delivery(
@@ -71,9 +41,3 @@ async def create_chat_completion(body: ChatWire, request: Request) -> Response:
         prompt_logprobs=of_prompt if body.prompt_logprobs is not None else None,
     )
     return await delivery.respond(request)
-
-
-def _top_logprobs(body: ChatWire) -> int | None:
-    if body.top_logprobs and not body.logprobs:
-        raise InvalidInput("top_logprobs", "needs logprobs to be true")
-    return (body.top_logprobs or 0) if body.logprobs else None

@@ -24,6 +24,7 @@ PATHS = {
     "/tokenize",
     "/detokenize",
     "/v1/batches",
+    "/v1/responses",
 }
 
 
