@@ -1,4 +1,4 @@
-"""What a response goes on from: items of its own, and items of responses that are stored."""
+"""The items that a response goes on from: its own, and those of responses that are stored."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
