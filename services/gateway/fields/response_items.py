@@ -18,8 +18,8 @@ _PREFIXES = {"function_call": "fc", "function_call_output": "fco", "reasoning": 
 class ContentWire(TextPart):
     """A part of a text. The last two fields are those of answers that come back, and change nothing."""
 
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
+    annotations: Any = None
+    logprobs: Any = None
 
 
 Content = str | list[ContentWire]
