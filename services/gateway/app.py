@@ -34,6 +34,7 @@ from moesaic.services.gateway.routes import (
     health,
     messages,
     model,
+    responses,
     score,
 )
 from moesaic.services.gateway.routes.json_route import JsonRoute
@@ -49,6 +50,7 @@ ROUTERS = (
     chat,
     completions,
     messages,
+    responses,
     classify,
     decisions,
     score,

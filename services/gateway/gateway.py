@@ -51,7 +51,7 @@ class Gateway:
         unlike: why services of another protocol are not used, by worker id.
         idle: set while no request is in flight.
         defaults: the model's own, for fields that a request leaves out.
-        store: of files and batches; None where they are not kept.
+        store: of files, batches and responses; None where they are not kept.
         turnstile: that bodies pass one by one.
         lane: the thread that reads long bodies.
         console: collects what operators see; set once the gateway is in its cluster.
@@ -217,14 +217,15 @@ def gateway_of(request: Request) -> Gateway:
 
 
 def store_of(request: Request) -> Store:
-    """Find the store of files and batches.
+    """Find the store of files, batches and responses.
 
     Raises:
         RouteNotEnabled: there is none.
     """
     store = gateway_of(request).store
     if store is None:
-        raise RouteNotEnabled("files and batches are disabled; start the gateway with --files-dir")
+        what = "files, batches and stored responses are disabled"
+        raise RouteNotEnabled(f"{what}; start the gateway with --files-dir")
     return store
 
 
@@ -232,7 +233,7 @@ def shelf_of(request: Request) -> Shelf:
     """Find the shelf of the tenant that calls.
 
     Raises:
-        RouteNotEnabled: files and batches are not kept.
+        RouteNotEnabled: nothing is kept.
     """
     return store_of(request).of(record_of(request).tenant)
 

@@ -150,17 +150,20 @@ class GatewaySettings(ServiceSettings):
     )
     files_dir: str = Field(
         "",
-        description="directory for /v1/files and /v1/batches, which gateways may share; empty: these "
-        "routes are off",
+        description="directory for /v1/files, /v1/batches and stored responses, which gateways may share; "
+        "empty: nothing is stored",
     )
     files_quota_bytes: int = Field(
         10 << 30,
         ge=1 << 20,
         le=1 << 60,
-        description="largest size of the files and batches of a tenant",
+        description="largest size of the files, batches and responses of a tenant",
     )
     files_keep_days: float = Field(
-        30.0, gt=0, le=3650, description="time after which files and ended batches are deleted"
+        30.0,
+        gt=0,
+        le=3650,
+        description="time after which files, ended batches and responses are deleted",
     )
     block_secret: SecretStr = Field(
         SecretStr(""),

@@ -32,6 +32,10 @@ _QUICK = ("int", "str", "float", "any", None)
 AllowedTexts = Annotated[list[str], Field(min_length=1, max_length=1024)]
 Schema = dict[str, Any] | bool | str  # a JSON schema, or its text
 MAX_PROMPTS = 1024
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16),
+]
 _TEXT_PARTS = ("text", "input_text", "output_text")
 NULL_IS_DEFAULT = {
     *("moesaic", "min_tokens", "n", "stop_token_ids", "ignore_eos", "stream"),

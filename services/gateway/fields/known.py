@@ -20,7 +20,10 @@ def _refusal(instead: str = "", *neutral: Any) -> Refusal:
 
 _OPENAI = {
     "audio": _refusal(),
+    "background": _refusal("/v1/batches", False),
     "best_of": _refusal("n"),
+    "context_management": _refusal("", []),
+    "conversation": _refusal("previous_response_id of /v1/responses"),
     "function_call": _refusal("", "none", "auto"),
     "functions": _refusal("", []),
     "modalities": _refusal("", ["text"]),
@@ -41,9 +44,10 @@ _OF_OTHER_ROUTES = {
     "continue_final_message": _refusal("/v1/chat/completions", False),
     "add_special_tokens": _refusal("", False),  # chats: their template says what is special
     "echo": _refusal("/v1/completions", False),
-    "input": _refusal("messages or prompt"),
+    "input": _refusal("messages, prompt or /v1/responses"),
     "messages": _refusal("/v1/chat/completions"),
-    "prompt": _refusal("messages, or /v1/completions"),
+    "previous_response_id": _refusal("/v1/responses"),
+    "prompt": _refusal("messages, input, or /v1/completions"),
     "prompt_logprobs": _refusal("/v1/completions", 0),
     "top_logprobs": _refusal("logprobs", 0),
 }

@@ -126,12 +126,11 @@ class ToolChoice:
     once: bool = False
 
 
-class ToolFields(Bounded):
-    """Fields of a chat that concern tools."""
+class ChoiceFields(Bounded):
+    """Fields that say which tools may be called."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    tools: Tools | None = None
     tool_choice: Any = Field(
         None,
         json_schema_extra={
@@ -152,6 +151,12 @@ class ToolFields(Bounded):
     def _choice_is_known(cls, choice: Any) -> Any:
         choice_of(choice)
         return choice
+
+
+class ToolFields(ChoiceFields):
+    """Fields of a chat that concern tools."""
+
+    tools: Tools | None = None
 
 
 def choice_of(choice: Any) -> ToolChoice:

@@ -1,4 +1,4 @@
-"""One tenant's files and batches, each in a directory of its own."""
+"""One tenant's files, batches and responses, each in a directory of its own."""
 
 import math
 import os
@@ -24,6 +24,7 @@ from moesaic.services.gateway.files.disk import (
     used_bytes,
     write_document,
 )
+from moesaic.services.gateway.files.responses import MAX_RESPONSES, ResponseShelf
 
 _FILE_ID = re.compile(r"file-[0-9a-f]{28}")
 _BATCH_ID = re.compile(r"batch_[0-9a-f]{28}")
@@ -69,11 +70,15 @@ class Shelf:
     Args:
         root: the tenant's directory.
         quota_bytes: most bytes in it.
+
+    Attributes:
+        responses: the tenant's stored responses.
     """
 
     def __init__(self, root: Path, quota_bytes: int) -> None:
         self.root, self.quota_bytes = root, quota_bytes
         self._files, self._batches = root / "files", root / "batches"
+        self.responses = ResponseShelf(root / "responses")
 
     # Files
 
@@ -212,12 +217,24 @@ class Shelf:
             raise NoSuch("batch", batch_id)
         return self._batches / batch_id
 
-    # Both
+    # All
+
+    def make_room_for_responses(self) -> None:
+        """Have the oldest responses make room for new ones.
+
+        Raises:
+            QuotaExceeded: files and batches alone leave none.
+        """
+        self.responses.trim(MAX_RESPONSES)
+        if self.room_bytes() <= 0:
+            self.responses.trim(len(self.responses.ids()) // 2)
+            self.check_room(more_bytes=1)
 
     def sweep(self, now: float, keep_s: float) -> None:
         """Remove objects that have expired, are old enough, damaged or not, or were never finished."""
         for directory in (self._files, self._batches):
             remove_unfinished(directory, now - _STALE_S)
+        self.responses.sweep(now - _STALE_S, now - keep_s)
         for file_id in self.file_ids():
             file = read_document(self._file(file_id) / "file.json", StoredFile)
             expires_at = file.expires_at if file is not None else None

@@ -1,4 +1,4 @@
-"""The directory of files and batches, which several gateways may share."""
+"""The directory of files, batches and responses, which several gateways may share."""
 
 import asyncio
 import fcntl
@@ -15,6 +15,7 @@ from moesaic.services.gateway.files.disk import entries, sync_names
 from moesaic.services.gateway.files.shelf import BatchRecord, Shelf
 
 MAX_UNFINISHED = 100  # batches of one tenant
+CHECK_EVERY = 100  # responses of a tenant, between two looks for room, each of which looks at all that it keeps
 _TENANT = "tenant-"
 _ORPHAN_S = 600.0  # by then a batch that was announced has been made
 
@@ -53,6 +54,7 @@ class Store:
         self._root, self._quota_bytes, self._keep_s = root.absolute(), quota_bytes, keep_s
         self._unfinished = self._root / "unfinished"
         self.added = asyncio.Event()
+        self._unchecked: dict[str, int] = {}  # responses of each tenant that need no look for room
         try:
             # mkdir gives its mode to the last one alone, and "moesaic up" refuses a directory that is open to others.
             for directory in (*reversed(self._root.parents), self._root):
@@ -64,6 +66,17 @@ class Store:
     def of(self, tenant: str) -> Shelf:
         """Open the shelf of a tenant."""
         return Shelf(self._root / f"{_TENANT}{tenant}", self._quota_bytes)
+
+    def check_response_room(self, tenant: str) -> None:
+        """Make sure that there is room for one more response of a tenant, if its oldest ones go.
+
+        Raises:
+            QuotaExceeded: there is none.
+        """
+        left = self._unchecked.get(tenant, 0)
+        if not left:
+            self.of(tenant).make_room_for_responses()
+        self._unchecked[tenant] = (left or CHECK_EVERY) - 1
 
     def add_batch(self, tenant: str, record: BatchRecord) -> None:
         """Keep a new batch, and have it carried out.

@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute
 
 from moesaic.batch.state import WINDOW_S, Batch
 from moesaic.errors import InvalidInput
-from moesaic.services.gateway.fields.bodies import BodyPart, InferenceWire
+from moesaic.services.gateway.fields.bodies import BodyPart, InferenceWire, Metadata
 from moesaic.services.gateway.files.disk import NoSuch, new_id, on_disk
 from moesaic.services.gateway.files.shelf import BatchRecord
 from moesaic.services.gateway.gateway import record_of, shelf_of, store_of
@@ -22,8 +22,6 @@ from moesaic.services.gateway.routes.json_route import JsonRoute
 from moesaic.services.gateway.routes.pages import Page, page_of
 
 router = APIRouter(route_class=JsonRoute)
-
-MAX_PAIRS = 16
 
 
 class ExpiryWire(BodyPart):
@@ -39,9 +37,7 @@ class BatchWire(BodyPart):
     input_file_id: str = Field(max_length=100, description="an uploaded file of requests")
     endpoint: str = Field(max_length=100, description="the route of all its requests")
     completion_window: Literal["24h"]
-    metadata: (
-        dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] | None
-    ) = Field(None, max_length=MAX_PAIRS)
+    metadata: Metadata | None = None
     output_expires_after: ExpiryWire | None = None
 
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types import completion_create_params as params
 from openai.types.chat import completion_create_params as chat_params
+from openai.types.responses import response_create_params as responses_params
 from pydantic import BaseModel, ValidationError
 from transformers import GenerationConfig
 
@@ -17,6 +18,7 @@ from moesaic.services.gateway.fields.bodies import check_extras
 from moesaic.services.gateway.fields.decisions import DecisionsWire
 from moesaic.services.gateway.fields.generating import ChatWire, CompletionWire
 from moesaic.services.gateway.fields.known import REFUSED
+from moesaic.services.gateway.fields.responses import ResponsesWire
 from moesaic.services.gateway.fields.scoring import (
     ClassifyWire,
     GenerativeScoringWire,
@@ -30,6 +32,7 @@ QUESTION = {"type": "predicate", "instructions": "a"}
 BODIES: dict[type[BaseModel], dict[str, Any]] = {
     ChatWire: CHAT,
     CompletionWire: {"prompt": "a"},
+    ResponsesWire: {"input": "a"},
     ClassifyWire: {"input": "a", "labels": ["a", "b"]},
     DecisionsWire: {"input": "a", "questions": [QUESTION]},
     ScoreWire: {"queries": "a", "documents": "b"},
@@ -119,6 +122,7 @@ async def test_fields_without_effect_are_accepted_and_named_if_they_were_meant_t
 # Fields of other servers that do not affect an answer here: caches, speed, storage, and companions of refused fields.
 WITHOUT_EFFECT = {
     *("metadata", "prediction", "safety_identifier", "service_tier", "store"),
+    *("access_programs", "image", "max_tool_calls"),
     *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
     *("assistant_confidence_threshold", "assistant_early_exit", "assistant_ensemble_weight"),
     *("assistant_lookbehind", "is_assistant", "num_assistant_tokens", "target_lookbehind"),
@@ -136,6 +140,7 @@ def test_every_field_of_the_openai_client_is_accepted_refused_or_ignored() -> No
     for kind, wire in (
         (chat_params.CompletionCreateParamsNonStreaming, ChatWire),
         (params.CompletionCreateParamsNonStreaming, CompletionWire),
+        (responses_params.ResponseCreateParamsNonStreaming, ResponsesWire),
     ):
         fields = get_type_hints(kind).keys()
         assert fields - wire.model_fields.keys() - REFUSED.keys() <= WITHOUT_EFFECT

@@ -26,6 +26,7 @@ PATHS = {
     "/tokenize",
     "/detokenize",
     "/v1/batches",
+    "/v1/responses",
 }
 
 

@@ -1,0 +1,113 @@
+"""The items that a response goes on from: its own, and those of responses that are stored."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from moesaic.errors import InvalidInput
+from moesaic.services.gateway.fields.response_items import (
+    ItemWire,
+    Messages,
+    NewId,
+    items_of,
+    listed,
+)
+from moesaic.services.gateway.fields.responses import ResponsesWire
+from moesaic.services.gateway.files.disk import NoSuch, on_disk
+from moesaic.services.gateway.files.shelf import Shelf
+from moesaic.services.gateway.http.problems import RouteNotEnabled
+
+Item = dict[str, Any]  # as it is listed
+
+
+class NothingStored(RouteNotEnabled):
+    """A body names a stored response, but this gateway stores none."""
+
+    field = "previous_response_id"
+
+    def __init__(self) -> None:
+        what = "previous_response_id: this gateway stores no responses"
+        super().__init__(f"{what}; start it with --files-dir, or send the whole conversation")
+
+
+@dataclass
+class Recalled:
+    """Stored items that a body names.
+
+    Attributes:
+        before: the conversation up to the new input.
+        referred: items that the new input refers to, by their places in it.
+        num_bytes: of all these.
+    """
+
+    before: Sequence[Item] = ()
+    referred: dict[int, Item] = field(default_factory=dict)
+    num_bytes: int = 0
+
+
+async def recall(body: ResponsesWire, shelf: Shelf | None) -> Recalled:
+    """Read the stored items that a body names.
+
+    Args:
+        body: the body.
+        shelf: of its tenant; None: nothing is stored.
+
+    Raises:
+        NothingStored: it names a response, but none are stored.
+        InvalidInput: the response, or an item, is not there.
+    """
+    items = () if isinstance(body.input, str) else body.input
+    references = {i: item for i, item in enumerate(items) if item.kind == "item_reference"}
+    if body.previous_response_id is not None and shelf is None:
+        raise NothingStored
+    if shelf is None:
+        for i in references:
+            fix = "this gateway stores no items: send the item itself"
+            raise InvalidInput(f"input[{i}].id", f"{fix}, or start the gateway with --files-dir")
+        return Recalled()
+    if body.previous_response_id is None and not references:
+        return Recalled()
+    kept = shelf.responses
+
+    def read() -> Recalled:
+        found = Recalled()
+        if body.previous_response_id is not None:
+            try:
+                found.before = kept.read(body.previous_response_id).items
+            except NoSuch as error:
+                code = "previous_response_not_found"
+                raise InvalidInput("previous_response_id", str(error), code=code) from None
+        for i, item in references.items():
+            try:
+                found.referred[i] = kept.item(item.id or "")
+            except NoSuch as error:
+                raise InvalidInput(f"input[{i}].id", str(error)) from None
+        found.num_bytes = len(msgspec.json.encode([found.before, found.referred]))
+        return found
+
+    return await on_disk(read)
+
+
+def conversation_of(
+    body: ResponsesWire, recalled: Recalled, new_id: NewId
+) -> tuple[Messages, list[Item]]:
+    """Put the items together.
+
+    Returns:
+        The chat's messages, and all items as they are listed.
+
+    Raises:
+        InvalidInput: an item is of an unknown type, or lacks a field.
+    """
+    messages = Messages(body.instructions)
+    for item in recalled.before:
+        messages.take(ItemWire.model_validate(item), "previous_response_id")
+    everything = list(recalled.before)
+    for i, wire in enumerate(items_of(body.input)):
+        place = "input" if isinstance(body.input, str) else f"input[{i}]"
+        referred = recalled.referred.get(i)
+        messages.take(wire if referred is None else ItemWire.model_validate(referred), place)
+        everything.append(listed(wire, new_id) if referred is None else referred)
+    return messages, everything
