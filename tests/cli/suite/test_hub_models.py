@@ -74,7 +74,7 @@ def outside(tmp_path: Path) -> Path:
     [
         (("up",), 2, "moesaic: --model: the demo model exists only in a clone of Moesaic"),
         (("up", "--model", "models/demo"), 2, "moesaic: --model models/demo: no such directory"),
-        (("plan", "--model", "models/demo"), 2, "moesaic: --model models/demo: no such directory"),
+        (("plan", "models/demo"), 2, "moesaic: --model models/demo: no such directory"),
         (("doctor",), None, "give a model directory, or a repository"),
     ],
 )
