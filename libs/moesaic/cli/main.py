@@ -10,6 +10,7 @@ from moesaic.cli.commands import (
     api_key,
     bench,
     brownout,
+    chat,
     classify,
     deploy,
     doctor,
@@ -47,6 +48,7 @@ app.command()(status.status)
 app.command()(token.token)
 app.command()(classify.classify)
 app.command()(generate.generate)
+app.command()(chat.chat)
 app.command()(run_batch.run_batch)
 app.command()(doctor.doctor)
 app.command()(bench.bench)
