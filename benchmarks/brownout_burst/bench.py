@@ -22,10 +22,10 @@ from benchmarks.brownout_burst.picture import draw
 from benchmarks.brownout_burst.point import BurstPoint
 from benchmarks.brownout_burst.questions import BurstQuestions
 from benchmarks.brownout_burst.series import series_of
-from benchmarks.common.load import CHAT, LoadClient, TimedRequest
 from benchmarks.common.pictures import draw_for_docs
 from benchmarks.common.suite import DEMO, RunningSuite, running_suite
 from benchmarks.common.wide_experts import widen_experts
+from moesaic.cli.load.generator import CHAT, LoadClient, TimedRequest
 
 POINT = BurstPoint()
 QUICK = replace(

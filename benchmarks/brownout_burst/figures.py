@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.brownout_burst.point import BurstPoint
-from benchmarks.common.load import TimedRequest
+from moesaic.cli.load.generator import TimedRequest
 
 SECOND = 1.0
 ENDLESS = float("inf")

@@ -5,7 +5,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.brownout_burst.figures import BurstSample, between, p90
-from benchmarks.common.load import TimedRequest
+from moesaic.cli.load.generator import TimedRequest
 
 STEP_S = 2.0
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.common.load import COMPLETIONS, LoadClient
+from moesaic.cli.load.generator import COMPLETIONS, LoadClient
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.common.load import LoadClient, TimedRequest
 from benchmarks.common.suite import DEMO
 from benchmarks.edge.arrivals import EdgeArrival
+from moesaic.cli.load.generator import LoadClient, TimedRequest
 
 PromptOf = Callable[[str, int], str]  # by the task and the number
 

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from benchmarks.common.load import COMPLETIONS, LoadClient
 from benchmarks.common.suite import RunningSuite
 from benchmarks.edge.arrivals import EdgeArrival, TaskStretch, arrivals
 from benchmarks.edge.control import EdgeControl, NoPlan, edge_control
@@ -16,6 +15,7 @@ from benchmarks.edge.load import EdgeClients, PromptOf
 from benchmarks.edge.point import EdgePoint
 from benchmarks.edge.stretch import EdgeStretch
 from benchmarks.edge.tasks import TaskPrompts
+from moesaic.cli.load.generator import COMPLETIONS, LoadClient
 from moesaic.cli.terminal.console import say
 from moesaic.messages.placement import Placement
 from moesaic.placement.traffic.statistics import Floats

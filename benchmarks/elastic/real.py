@@ -19,13 +19,13 @@ from benchmarks.brownout_burst.figures import BurstTargets, p90
 from benchmarks.brownout_burst.point import BurstPoint
 from benchmarks.brownout_burst.questions import BurstQuestions
 from benchmarks.common.cpu_shares import cpu_shares
-from benchmarks.common.load import CHAT, LoadClient, TimedRequest
 from benchmarks.common.pictures import draw_for_docs
 from benchmarks.common.suite import DEMO, RunningSuite, running_suite
 from benchmarks.common.wide_experts import widen_experts
 from benchmarks.elastic.operator import ElasticOperator, ElasticSample
 from benchmarks.elastic.picture import draw
 from benchmarks.elastic.real_figures import arm_figures, series_of
+from moesaic.cli.load.generator import CHAT, LoadClient, TimedRequest
 from moesaic.v1 import scheduler_pb2 as pb
 
 ARMS = ("small", "large", "auto")

@@ -6,8 +6,8 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.brownout_burst.figures import BurstTargets, between, p90
-from benchmarks.common.load import TimedRequest
 from benchmarks.elastic.operator import ElasticSample
+from moesaic.cli.load.generator import TimedRequest
 from moesaic.v1 import scheduler_pb2 as pb
 
 STEP_S = 2.0

@@ -17,7 +17,7 @@ import httpx
 import torch
 import transformers
 
-from benchmarks.common.raw_http import Connection, encoded
+from moesaic.cli.load.connection import Connection, encoded
 
 START_S = 120
 ANSWER_S = 600.0

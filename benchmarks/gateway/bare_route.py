@@ -13,7 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from benchmarks.common.raw_http import HOST, Connection
+from moesaic.cli.load.connection import HOST, Connection
 
 ROUTE = "/constant"
 START_S = 30.0

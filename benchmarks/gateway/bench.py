@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.common.execute_stream import ExecuteStream, execute_stream
-from benchmarks.common.raw_http import Connection, encoded
 from benchmarks.common.suite import RunningSuite, running_suite
 from benchmarks.gateway.bare_route import ROUTE, bare_route
 from benchmarks.gateway.held_streams import held_streams
 from benchmarks.gateway.process import gateway_process, instant_worker
+from moesaic.cli.load.connection import Connection, encoded
 from moesaic.open_files import raise_file_limit
 
 PROMPTS = 50

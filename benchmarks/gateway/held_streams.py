@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.common.raw_http import Connection, encoded, request
 from benchmarks.gateway.process import GatewayProcess, gateway_process, instant_worker
+from moesaic.cli.load.connection import Connection, encoded, request
 
 CLUSTER = "bench-held"
 PATH = "/v1/completions"

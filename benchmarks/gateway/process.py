@@ -14,8 +14,8 @@ from typing import Any
 
 import grpc
 
-from benchmarks.common.raw_http import HOST, Connection
 from benchmarks.common.suite import DEMO
+from moesaic.cli.load.connection import HOST, Connection
 from moesaic.cluster.redis.bus import Bus
 from moesaic.cluster.registry import registered
 from moesaic.cluster.rpc.channels import SERVER_OPTIONS

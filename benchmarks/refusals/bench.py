@@ -16,10 +16,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.common.raw_http import Connection, request
 from benchmarks.gateway.process import gateway_process, instant_worker
 from benchmarks.refusals.bodies import BodyLimits, large_bodies
 from benchmarks.refusals.forms import FILES, large_forms
+from moesaic.cli.load.connection import Connection, request
 from moesaic.cluster.redis.child import start_redis
 from moesaic.json_texts import MAX_NESTED, MAX_TEXTS, MAX_VALUES
 from moesaic.services.gateway.app import body_types

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.common.load import COMPLETIONS, LoadClient
+from moesaic.cli.load.generator import COMPLETIONS, LoadClient
 from moesaic_lab.simulation.arrivals import ArrivalTrace
 
 FIRST_PLAIN_TOKEN, LAST_PLAIN_TOKEN = 300, 4095  # of the demo model: past special ones and bytes

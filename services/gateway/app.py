@@ -82,8 +82,8 @@ class _Application(FastAPI):
         await self.middleware_stack(scope, receive, send)
 
 
-def make_app(gateway: Gateway) -> Entry:
-    """Make the application of one gateway."""
+def make_app(gateway: Gateway, *, shows_console: bool = False) -> ASGIApp:
+    """Make the application of one gateway, for a listener that ``shows_console`` even where callers need keys."""
     app = _Application(
         title="Moesaic",
         version=moesaic.__version__,
@@ -96,9 +96,12 @@ def make_app(gateway: Gateway) -> Entry:
     app.router.routes.extend(_routes())
     for kind in (MoesaicError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _on_error)
-    told = gateway.settings
+    entry, told = Entry(app, gateway, shows_console=shows_console), gateway.settings
+    # The console's pages are its own alone.
+    if shows_console:
+        return entry
     return with_cors(
-        Entry(app, gateway),
+        entry,
         told.allowed_origins,
         told.allowed_methods,
         told.allowed_headers,

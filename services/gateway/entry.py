@@ -160,10 +160,6 @@ class Entry:
         origins = listed(gateway.settings.allowed_origins)
         self._guard = BrowserGuard(gateway.settings.host, gateway.settings.allowed_hosts, origins)
 
-    def with_console(self) -> "Entry":
-        """Give the same application for a listener that shows the console."""
-        return Entry(self._app, self._gateway, shows_console=True)
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request from its first byte to its last."""
         if scope["type"] != "http":

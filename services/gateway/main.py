@@ -29,7 +29,6 @@ from moesaic.services.gateway.admin import GatewayAdmin
 from moesaic.services.gateway.app import make_app
 from moesaic.services.gateway.batches.runner import BatchRunner
 from moesaic.services.gateway.console.collector import Collector
-from moesaic.services.gateway.entry import Entry
 from moesaic.services.gateway.gateway import Gateway
 from moesaic.services.gateway.http.certificates import Certificates
 from moesaic.services.gateway.http.protocol import BoundedHttp, Connections
@@ -74,7 +73,7 @@ async def serve(settings: GatewaySettings) -> None:
             app = make_app(gateway)
             async with (
                 http_server(listener.settings, app) as address,
-                console_server(app, listener.settings),
+                console_server(gateway, listener.settings),
                 joined(listener) as process,
             ):
                 await serve_http(gateway, app, address, process)
@@ -161,7 +160,7 @@ async def _idle(gateway: Gateway, within_s: float) -> bool:
 
 
 @asynccontextmanager
-async def console_server(app: Entry, settings: GatewaySettings) -> AsyncIterator[None]:
+async def console_server(gateway: Gateway, settings: GatewaySettings) -> AsyncIterator[None]:
     """Show the console on a listener of its own for the length of the block, if the settings have one.
 
     Raises:
@@ -171,7 +170,8 @@ async def console_server(app: Entry, settings: GatewaySettings) -> AsyncIterator
         yield
         return
     own = {"host": settings.console_host, "port": settings.console_port}
-    async with http_server(settings.model_copy(update=own), app.with_console()) as address:
+    app = make_app(gateway, shows_console=True)
+    async with http_server(settings.model_copy(update=own), app) as address:
         log.info("console.serving", address=address)
         yield
 

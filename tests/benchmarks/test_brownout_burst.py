@@ -23,7 +23,7 @@ from benchmarks.brownout_burst.figures import (
 from benchmarks.brownout_burst.picture import draw
 from benchmarks.brownout_burst.point import BurstPoint
 from benchmarks.brownout_burst.series import series_of
-from benchmarks.common.load import TimedRequest
+from moesaic.cli.load.generator import TimedRequest
 
 TARGETS = BurstTargets(ttft_s=0.5, tpot_s=0.1)
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.common.load import TimedRequest
 from benchmarks.common.placements import placed_worker
 from benchmarks.edge.arrivals import EdgeArrival, TaskStretch, arrivals, poisson
 from benchmarks.edge.counts import CountsSample, SiteCounts, local_share_series, messages_of
@@ -27,6 +26,7 @@ from benchmarks.edge.tasks import (
     routing_parts,
     tasks_with_prompts,
 )
+from moesaic.cli.load.generator import TimedRequest
 from moesaic.messages.placement import Placement
 from moesaic.placement.traffic.trace import Trace, TracedStep
 

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from moesaic.cli.commands.generate import text_pieces
+from moesaic.cli.clients.streams import text_pieces
 from moesaic.cli.terminal.outcome import CommandError
 
 

@@ -26,7 +26,7 @@ def test_the_command_starts_without_heavy_packages() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["up", "down", "status", "classify", "generate", "bench", "api-key", "serve"]
+    "command", ["up", "down", "status", "classify", "generate", "chat", "bench", "api-key", "serve"]
 )
 def test_every_command_explains_itself(command: str) -> None:
     done = CliRunner().invoke(app, [command, "--help"])

@@ -20,7 +20,6 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from moesaic.cluster.rpc.channels import SERVER_OPTIONS
 from moesaic.messages.registry import WorkerRecord
 from moesaic.services.gateway.app import make_app
-from moesaic.services.gateway.entry import Entry
 from moesaic.services.gateway.gateway import Gateway
 from moesaic.services.gateway.language import Language
 from moesaic.services.gateway.main import carry_out_batches, http_server
@@ -226,7 +225,6 @@ class ListedFleet:
 class House:
     """A running gateway with its workers."""
 
-    app: Entry
     gateway: Gateway
     fleet: ListedFleet
     workers: list[ScriptedAttention]
@@ -303,7 +301,7 @@ def open_house(
             client = await parts.enter_async_context(
                 httpx.AsyncClient(base_url=url, timeout=HANG_S)
             )
-            house = House(app, gateway, fleet, [], url, client, logs)
+            house = House(gateway, fleet, [], url, client, logs)
             following = asyncio.create_task(gateway.workers.follow(fleet))
             carrying = asyncio.create_task(carry_out_batches(gateway, app))
             try:

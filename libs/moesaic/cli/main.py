@@ -11,6 +11,7 @@ from moesaic.cli.commands import (
     api_key,
     bench,
     brownout,
+    chat,
     classify,
     deploy,
     doctor,
@@ -51,9 +52,10 @@ app.command()(top.top)
 app.command()(token.token)
 app.command()(classify.classify)
 app.command()(generate.generate)
+app.command()(chat.chat)
 app.command()(run_batch.run_batch)
 app.command()(doctor.doctor)
-app.command()(bench.bench)
+app.add_typer(bench.app, name="bench")
 app.add_typer(deploy.app, name="deploy")
 app.add_typer(api_key.app, name="api-key")
 app.add_typer(trace.app, name="trace")

@@ -13,6 +13,7 @@ from moesaic.plugins import plugins
 from moesaic.usage.modes import SETTING, listed, missing_in, modes_of
 from moesaic.usage.nearest import proposal
 
+MODEL = "--model"
 OTHERS = "Options"  # the group of fields that come before any marked one
 
 
@@ -141,7 +142,8 @@ def flags_of(model: type[BaseModel], groups: Mapping[str, str]) -> list[Flag]:
 def read_flags(flags: Sequence[Flag], arguments: Sequence[str]) -> dict[str, str | bool]:
     """Read settings from a command line; of a repeated flag the last one counts.
 
-    ``--slots-per-layer 16`` and ``--slots-per-layer=16`` are the same.
+    ``--slots-per-layer 16`` and ``--slots-per-layer=16`` are the same. A first word without dashes is the model, where
+    there is a ``--model``.
 
     Returns:
         Values by field.
@@ -151,6 +153,8 @@ def read_flags(flags: Sequence[Flag], arguments: Sequence[str]) -> dict[str, str
     """
     known = {name: flag for flag in flags for name in flag.names}
     given: dict[str, str | bool] = {}
+    if MODEL in known and arguments and not arguments[0].startswith("-"):
+        arguments = [MODEL, *arguments]
     rest = iter(arguments)
     for argument in rest:
         name, has_value, value = argument.partition("=")

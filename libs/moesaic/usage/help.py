@@ -7,7 +7,8 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 
-from moesaic.usage.flags import Flag
+from moesaic.usage.config_file import CONFIG
+from moesaic.usage.flags import MODEL, Flag
 
 HELP = Flag(
     field="help",
@@ -22,7 +23,7 @@ HELP = Flag(
 )
 SOURCES = (
     "A flag such as --log-level overrides the variable MOESAIC_LOG_LEVEL. The variable overrides a file "
-    "moesaic_log_level in /run/secrets or the directory MOESAIC_SECRETS_DIR."
+    "moesaic_log_level in /run/secrets or the directory MOESAIC_SECRETS_DIR. The file of --config is last."
 )
 
 
@@ -38,9 +39,10 @@ def print_help(program: str, about: str, flags: Sequence[Flag]) -> None:
     for flag in flags:
         groups.setdefault(flag.group, []).append(flag)
     shown = list(groups.items())
-    shown[-1][1].append(HELP)
+    shown[-1][1].extend((CONFIG, HELP))
     width = max(40, shutil.get_terminal_size((100, 0)).columns - 1)
-    print(f"Usage: {program} [OPTIONS]\n\n{about}\n")
+    model = "[MODEL] " if any(flag.name == MODEL for flag in flags) else ""
+    print(f"Usage: {program} {model}[OPTIONS]\n\n{about}\n")
     print(textwrap.fill(SOURCES, width))
     for title, members in shown:
         print(f"\n{title}:")

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsError
 
+from moesaic.usage.config_file import CONFIG, others_settings, read_config, untold
 from moesaic.usage.flags import Flag, WrongFlag, flags_of, read_flags
 from moesaic.usage.help import print_help
 from moesaic.usage.names import unknown_files, unknown_variables
@@ -52,7 +53,7 @@ class BadSettings(Exception):
 
 
 def read_settings(cls: type[AnySettings], arguments: Sequence[str]) -> AnySettings:
-    """Read settings from flags, environment and files of secrets.
+    """Read settings from flags, environment, files of secrets and a file of settings.
 
     Raises:
         BadSettings: a setting is wrong or unknown.
@@ -60,7 +61,7 @@ def read_settings(cls: type[AnySettings], arguments: Sequence[str]) -> AnySettin
     if problems := [*_unknown(cls)]:
         raise BadSettings(problems)
     try:
-        given: dict[str, Any] = dict(read_flags(flags_in(cls), arguments))
+        given = _given(flags_in(cls), arguments)
         with warnings.catch_warnings():
             # A secret that cannot be read would only be warned of, then passed over.
             warnings.simplefilter("error", UserWarning)
@@ -72,6 +73,17 @@ def read_settings(cls: type[AnySettings], arguments: Sequence[str]) -> AnySettin
     except SettingsError as error:
         why = f": {error.__cause__}" if error.__cause__ else ""
         raise BadSettings([f"settings: {error}{why}"]) from error
+
+
+def _given(flags: Sequence[Flag], arguments: Sequence[str]) -> dict[str, Any]:
+    """Read flags, and what neither they nor variables say from the file that ``--config`` names."""
+    given: dict[str, Any] = dict(read_flags([*flags, CONFIG], arguments))
+    path = given.pop(CONFIG.field, None)
+    if path is None:
+        return given
+    fields = {flag.name[2:]: flag.field for flag in flags}
+    found = read_config(path, fields, others_settings())
+    return untold({fields[name]: text for name, text in found.items()}) | given
 
 
 def _unknown(cls: type[BaseSettings]) -> Iterator[str]:

@@ -68,7 +68,7 @@ class Asking:
     async def close(self) -> None:
         """Close all channels."""
         for each in self._channels.values():
-            await each.close()
+            await each.close(None)
 
     async def _forget(self, records: Iterable[WorkerRecord]) -> None:
         """Forget processes that are gone."""
@@ -76,7 +76,7 @@ class Asking:
         lives = {record.incarnation for record in records}
         ids = {worker_id for worker_id, _ in lives}
         for address in self._channels.keys() - addresses:
-            await self._channels.pop(address).close()
+            await self._channels.pop(address).close(None)
         self.loads = {life: load for life, load in self.loads.items() if life in lives}
         self._rows = {life: rows for life, rows in self._rows.items() if life in lives}
         self.profiles = {name: found for name, found in self.profiles.items() if name in ids}

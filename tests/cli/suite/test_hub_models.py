@@ -78,7 +78,7 @@ def outside(tmp_path: Path) -> Path:
             "moesaic: --model: the demo model is not on this machine: pip install moesaic-demo",
         ),
         (("up", "--model", "models/demo"), 2, "moesaic: --model models/demo: no such directory"),
-        (("plan", "--model", "models/demo"), 2, "moesaic: --model models/demo: no such directory"),
+        (("plan", "models/demo"), 2, "moesaic: --model models/demo: no such directory"),
         (("doctor",), None, "give a model directory, or a repository"),
     ],
 )

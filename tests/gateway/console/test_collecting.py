@@ -17,6 +17,7 @@ from moesaic.api_keys import digest_of
 from moesaic.cluster.placement_view import PlacementView
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.messages.registry import WorkerRecord
+from moesaic.services.gateway.app import make_app
 from moesaic.services.gateway.console.collector import Collector
 from moesaic.services.gateway.console.experts import expert_map, held_by_workers, shares_of_workers
 from moesaic.services.gateway.console.inflight import waits_for
@@ -255,7 +256,9 @@ async def test_where_callers_need_keys_the_console_has_a_listener_and_a_scope_of
         assert "--console-port" in state.json()["error"]["message"]
 
         async with (
-            http_server(house.gateway.settings, house.app.with_console()) as address,
+            http_server(
+                house.gateway.settings, make_app(house.gateway, shows_console=True)
+            ) as address,
             httpx.AsyncClient(base_url=f"http://{address}") as there,
         ):
             assert statuses(

@@ -9,6 +9,7 @@ import pytest
 
 from moesaic.cluster.placement_view import PlacementView
 from moesaic.messages.placement import PlacedWorker, Placement
+from moesaic.services.gateway.app import make_app
 from moesaic.services.gateway.main import http_server
 from moesaic.v1 import scheduler_pb2 as pb
 from moesaic.v1 import scheduler_pb2_grpc
@@ -205,7 +206,9 @@ async def test_where_keys_are_needed_the_page_asks_for_one(
     file = keys(tmp_path, operator=["console", "infer"])
     async with browser() as opened, open_house(api_keys_file=file) as house:
         show(house, record("attention-0", "attention"))
-        async with http_server(house.gateway.settings, house.app.with_console()) as address:
+        async with http_server(
+            house.gateway.settings, make_app(house.gateway, shows_console=True)
+        ) as address:
             page = await Page.of(opened)
             await page.tab.goto(f"http://{address}/console")
             await page.tab.fill("input[type=password]", "operator")

@@ -11,7 +11,9 @@ from types import ModuleType
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
+from moesaic.cli.commands.bench_serve import bench_serve
 from moesaic.cli.terminal.console import print_table, say
 from moesaic.cli.terminal.outcome import CommandError, Exit, using
 
@@ -26,13 +28,24 @@ def _names(incomplete: str = "") -> list[str]:
     return sorted(name for name in names if name.startswith(incomplete))
 
 
+class Benchmarks(TyperGroup):
+    """The load generator, which is installed, and the benchmarks of this directory's sources."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """List all names, for help and completion."""
+        return [*super().list_commands(ctx), *_names()]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Find a command; any other name is a benchmark's, which says so if there is none."""
+        if (own := super().get_command(ctx, cmd_name)) is not None:
+            return own
+        sources = typer.Typer(add_completion=False)
+        sources.command(cmd_name)(bench)
+        return typer.main.get_command(sources)
+
+
 def bench(
-    name: Annotated[
-        str,
-        typer.Argument(
-            help="Benchmark to run; docs/use/command-line.md describes each.", autocompletion=_names
-        ),
-    ],
+    context: typer.Context,
     quick: Annotated[
         bool,
         typer.Option("--quick", help="Use less data; takes from half a minute to some minutes."),
@@ -44,11 +57,12 @@ def bench(
         ),
     ] = None,
 ) -> None:
-    """Run one benchmark and print its figures."""
+    """Run one benchmark of the project's sources and print its figures."""
     import json
 
     from moesaic.cli.machine.facts import commit, gemm_gflops, kernel_digests, machine_facts
 
+    name = context.command.name or ""
     # An installed command's path lacks where it is run.
     sys.path.insert(0, str(Path.cwd()))
     if find_spec("benchmarks") is None:
@@ -149,3 +163,12 @@ def flattened(figures: dict[str, Any], name: str = "") -> list[tuple[str, str]]:
 
 def _text(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+app = typer.Typer(
+    cls=Benchmarks,
+    no_args_is_help=True,
+    help="Measure a server under load (serve), or run a benchmark of the project's sources; "
+    "docs/use/command-line.md describes each.",
+)
+app.command("serve")(bench_serve)

@@ -1,7 +1,5 @@
 """``moesaic generate``: an answer, streamed to standard output."""
 
-import json
-from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any
 
 import typer
@@ -26,6 +24,7 @@ def generate(
     import httpx
 
     from moesaic.cli.clients.gateway import client_settings, first_model, gateway_url, reported
+    from moesaic.cli.clients.streams import text_pieces, think
 
     address = gateway_url(url)
     body: dict[str, Any] = {"max_tokens": max_tokens, "stream": True}
@@ -46,52 +45,10 @@ def generate(
                     response.read()
                     response.raise_for_status()
                 streaming = True
-                for piece in text_pieces(response.iter_lines(), _think):
+                for piece in text_pieces(response.iter_lines(), think):
                     print(piece, end="", flush=True)
     except KeyboardInterrupt:
         raise CommandError("interrupted", Exit.INTERRUPTED) from None
     finally:
         if streaming:
             print()
-
-
-def _think(piece: str) -> None:
-    """Show a piece of reasoning, dim on a terminal."""
-    typer.echo(typer.style(piece, dim=True), err=True, nl=False)
-
-
-def text_pieces(
-    lines: Iterable[str], think: Callable[[str], None] = lambda piece: None
-) -> Iterator[str]:
-    """Give the text in a stream of server-sent events, piece by piece.
-
-    Args:
-        lines: of the stream.
-        think: is told each piece of reasoning, and a line's end behind the last one.
-
-    Raises:
-        CommandError: the stream holds an error, or ends before the answer does.
-    """
-    finished = thinking = False
-    for line in lines:
-        field, _, data = line.partition(":")
-        if field != "data" or data.strip() == "[DONE]":
-            continue
-        event = json.loads(data)
-        if "error" in event:
-            raise CommandError(str(event["error"]["message"]))
-        for choice in event["choices"]:
-            finished = finished or choice.get("finish_reason") is not None
-            delta = choice.get("delta", {})
-            if thought := delta.get("reasoning"):
-                think(thought)
-                thinking = True
-            if piece := delta.get("content") or choice.get("text"):
-                if thinking:
-                    think("\n")
-                    thinking = False
-                yield piece
-    if thinking:
-        think("\n")
-    if not finished:
-        raise CommandError("the connection closed before the answer was complete", Exit.UNHEALTHY)

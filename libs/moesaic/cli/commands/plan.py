@@ -4,13 +4,14 @@ from typing import Annotated, Any
 
 import typer
 
+from moesaic.cli.suite.config import ConfigOption, ModelArgument
 from moesaic.cli.suite.options import SuiteOptions
 from moesaic.cli.terminal.console import print_json
 from moesaic.cli.terminal.options import JsonOption, takes
 from moesaic.cli.terminal.outcome import Exit
 
 _TAKEN = (
-    *("topology", "attention", "experts", "slots_per_layer", "offload", "agents"),
+    *("topology", "model", "attention", "experts", "slots_per_layer", "offload", "agents"),
     *("memory_fraction", "devices"),
 )
 
@@ -19,13 +20,8 @@ _TAKEN = (
 def plan(
     context: typer.Context,
     values: dict[str, Any],
-    model: Annotated[
-        str,
-        typer.Option(
-            envvar="MOESAIC_MODEL",
-            help="HF-format model directory, or owner/name on the Hugging Face hub; weights are not read.",
-        ),
-    ],
+    named: ModelArgument = "",
+    config: ConfigOption = None,
     memory: Annotated[
         str,
         typer.Option(
@@ -35,17 +31,21 @@ def plan(
     ] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Show the memory that each process of a suite needs, by part, and the available memory.
+    """Show the memory that each process of a suite needs, by part, and the available memory; weights are not read.
 
     All settings of services are also flags here, such as --quantization int8 or --max-model-len 8K.
     Exit status 1 if the suite does not fit.
     """
+    from dataclasses import replace
+
+    from moesaic.cli.checks.model_names import given_model
     from moesaic.cli.checks.sizes import read_size
     from moesaic.cli.suite.fitting import advice, facts, table
     from moesaic.cli.suite.prepare import planned
     from moesaic.cli.suite.service_settings import asked_options
 
-    options = asked_options(context, {**values, "model": model, "port": 0})
+    options = asked_options(context, {**values, "port": 0}, named)
+    options = replace(options, model=given_model(options.model))
     sizes = [read_size("--memory", size) for size in memory.split(",")] if memory else []
     found = planned(options, sizes)
     if as_json:

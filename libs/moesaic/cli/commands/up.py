@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moesaic.cli.suite.config import ConfigOption, ModelArgument
 from moesaic.cli.suite.options import SuiteOptions
 from moesaic.cli.terminal.console import print_json, say
 from moesaic.cli.terminal.options import JsonOption, takes
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 def up(
     context: typer.Context,
     values: dict[str, Any],
+    named: ModelArgument = "",
+    config: ConfigOption = None,
     timeout: Annotated[
         float, typer.Option(min=1, help="Longest time for the start, in seconds.")
     ] = 600,
@@ -25,7 +28,7 @@ def up(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Start a suite of services and keep it running until Ctrl-C.
+    """Start a suite of services for MODEL, and keep it running until Ctrl-C.
 
     All settings of services are also flags here, such as --max-num-seqs 128. They hold for all services
     that have them; 'moesaic serve ROLE --help' lists them.
@@ -41,7 +44,7 @@ def up(
     from moesaic.cli.suite.service_settings import asked_options
     from moesaic.loopback import plain_host
 
-    options = asked_options(context, values)
+    options = asked_options(context, values, named)
     check_packages(options.topology, roles_of(options.topology))
     wants_key = bool(checked_api_key(options.api_key) or options.api_keys_file)
     host = plain_host(options.host)

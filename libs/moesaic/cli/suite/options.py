@@ -56,13 +56,7 @@ class SuiteOptions:
             metavar="[local|disaggregated|gathered|edge]",  # all-to-all is there to compare with
         ),
     ] = "disaggregated"
-    model: Annotated[
-        str,
-        option(
-            "HF-format model directory, or a repository of the Hugging Face hub: owner/name or owner/name@revision "
-            "(default: the demo model)."
-        ),
-    ] = ""
+    model: Annotated[str, option("The same as MODEL, for scripts.")] = ""
     attention: Annotated[int, option("Number of attention workers.", min=1, max=64)] = 1
     experts: Annotated[int, option("Number of expert workers.", min=1, max=256)] = 2
     slots_per_layer: Annotated[

@@ -60,16 +60,22 @@ class SettingsCommand(TyperCommand):
         return rest
 
 
-def asked_options(context: typer.Context, values: Mapping[str, Any]) -> SuiteOptions:
+def asked_options(context: typer.Context, values: Mapping[str, Any], named: str) -> SuiteOptions:
     """Make the options of a suite from a command line: a ``SettingsCommand`` that takes ``SuiteOptions``.
 
     Args:
         context: of the command.
         values: by field.
+        named: the model as the command's argument; empty: ``values`` has it, if it was given.
 
     Raises:
-        CommandError: the topology does not take what was given.
+        CommandError: the topology does not take what was given, or two models were given.
     """
+    source = context.get_parameter_source("model")
+    if named and source and source.name == "COMMANDLINE" and named != values["model"]:
+        text = f"--model {values['model']}: the model is {named} already; give one of them"
+        raise CommandError(text, Exit.USAGE)
+    values = {**values, "model": named or values["model"]}
     sources = {name: context.get_parameter_source(name) for name in values}
     given = {name: values[name] for name, of in sources.items() if of and of.name != "DEFAULT"}
     check_topology(values["topology"], given)
@@ -182,7 +188,7 @@ def _check_names(arguments: Sequence[str], options: Sequence[Any]) -> None:
     from moesaic.usage.nearest import proposal
     from moesaic.usage.variables import ENV_PREFIX
 
-    takers = {name for each in options if not each.is_flag for name in each.opts}
+    takers = {name for each in options if not getattr(each, "is_flag", True) for name in each.opts}
     known = {name for each in options for name in (*each.opts, *each.secondary_opts)}
     others = {name: flag for flag, _ in _settings().values() for name in flag.names}
     for before, argument in pairwise(("", *arguments)):

@@ -24,7 +24,11 @@ def screen(state: State, height: int = 0) -> RenderableType:
         height: lines of the terminal; 0: as many as needed.
     """
     shown = max(3, (max(height, LEAST_LINES) - 16) // 3) if height else MOST_WORKERS
-    parts = [_head(state), _traffic(state["traffic"]), _services(state, shown)]
+    parts: list[RenderableType] = [
+        _head(state),
+        _traffic(state["traffic"]),
+        _services(state, shown),
+    ]
     if state["requests"]:
         parts.append(_requests(state["requests"][:shown], len(state["requests"])))
     if state["decisions"]:

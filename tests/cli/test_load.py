@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from benchmarks.common.load import COMPLETIONS, LoadClient, TimedRequest
+from moesaic.cli.load.generator import COMPLETIONS, LoadClient, TimedRequest
 from tests.waiting import until
 
 HEAD = "HTTP/1.1 {status} X\r\nContent-Type: x\r\n{more}\r\n\r\n"
@@ -21,6 +21,7 @@ class Gateway:
         self.headers: list[str] = []
         self.go = asyncio.Event()
         self.open = 0  # connections
+        self.dialled: set[asyncio.StreamWriter] = set()  # those that were said to close
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.open += 1
@@ -51,6 +52,16 @@ class Gateway:
 
     async def whole(self, writer: asyncio.StreamWriter) -> None:
         self._write(writer, 200, EVENT | {"moesaic": {"quality": {"degraded_share": 0.5}}})
+
+    async def last(self, writer: asyncio.StreamWriter) -> None:
+        data = json.dumps(EVENT).encode()
+        more = f"Connection: close\r\nContent-Length: {len(data)}"
+        writer.write(HEAD.format(status=200, more=more).encode() + data)
+        self.dialled.add(writer)
+
+    async def unmeasured(self, writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD.format(status=200, more="X: y").encode() + json.dumps(EVENT).encode())
+        writer.close()
 
     async def refused(self, writer: asyncio.StreamWriter) -> None:
         self._write(writer, 503, {"error": {"code": "overloaded"}})
@@ -128,6 +139,21 @@ async def test_clients_of_a_closed_loop_ask_one_request_after_the_other() -> Non
     ends = sorted(each.end_s for each in found)
     # Of two clients, the third request follows an answer.
     assert all(found[n].due_s >= ends[n - 2] for n in range(2, len(found)))
+
+
+async def test_no_request_is_sent_on_a_connection_that_closes_behind_its_answer() -> None:
+    async with gateway() as (asked, client):
+        found = await client.closed_loop(1, asks("last"), count=3)
+
+    assert [each.complete for each in found] == [True] * 3
+    assert len(asked.dialled) == 3
+
+
+async def test_an_answer_without_a_length_ends_with_its_connection() -> None:
+    async with gateway() as (_, client):
+        found = await client.closed_loop(1, asks("unmeasured"), count=2)
+
+    assert [(each.complete, each.token_ids) for each in found] == [(True, [7])] * 2
 
 
 def test_an_answer_is_read_from_parts_that_are_cut_anywhere() -> None:

@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 HOST = "127.0.0.1"
+_PART = 1 << 16  # largest part of an answer without a length, in bytes
 
 
 class Connection:
@@ -13,19 +15,21 @@ class Connection:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
-        self._left: int | None = (
-            0  # bytes of the answer that are to come; None: they come in chunks
-        )
+        # Bytes of the answer that are to come; None: they come in chunks, below 0: until the other side hangs up.
+        self._left: int | None = 0
+        self._is_last = False  # the other side hangs up behind this answer
 
     @classmethod
-    async def open(cls, port: int) -> "Connection":
-        """Connect to this machine."""
-        return cls(*await asyncio.open_connection(HOST, port))
+    async def open(
+        cls, port: int, host: str = HOST, tls: ssl.SSLContext | None = None
+    ) -> "Connection":
+        """Connect to a machine, this one by default."""
+        return cls(*await asyncio.open_connection(host, port, ssl=tls))
 
     @property
     def is_over(self) -> bool:
         """True once the other side has hung up, as it does with connections that rest for long."""
-        return self._reader.at_eof()
+        return self._is_last or self._reader.at_eof()
 
     async def get(self, path: str) -> tuple[int, bytes]:
         """Status and body of an answer."""
@@ -64,8 +68,12 @@ class Connection:
     async def begun(self) -> int:
         """Wait for the status of an answer."""
         status, head = await self._head()
-        _, found, length = head.partition(b"content-length: ")
-        self._left = int(length.split(b"\r\n", 1)[0]) if found else None
+        lines = (line.partition(b":") for line in head.split(b"\r\n")[1:])
+        fields = {name: value.strip() for name, _, value in lines}
+        self._is_last = fields.get(b"connection") == b"close"
+        self._left = int(fields.get(b"content-length", -1))
+        if fields.get(b"transfer-encoding") == b"chunked":
+            self._left = None
         return status
 
     async def part(self) -> bytes:
@@ -74,12 +82,14 @@ class Connection:
         Raises:
             EOFError: the other side has hung up.
         """
+        if self._left is not None and self._left < 0:
+            return await self._reader.read(_PART)
         if self._left is not None:
             size, self._left = self._left, 0
             return await self._reader.readexactly(size)
         if not (line := await self._reader.readline()):
             raise EOFError("the connection ended within a stream")
-        return (await self._reader.readexactly(int(line, 16) + 2))[:-2]
+        return (await self._reader.readexactly(int(line.partition(b";")[0], 16) + 2))[:-2]
 
     def close(self) -> None:
         """Hang up."""

@@ -1,23 +1,26 @@
-"""The load of all benchmarks: an open loop, which sends requests when they are due, without waiting for earlier ones.
+"""The load of all benchmarks and of ``moesaic bench serve``.
 
-All times of a request count from when it was due, not from when it was sent: a client or a server that is behind makes
-no request look quicker. Answers are kept as they come and read after the measurement. A closed loop, which measures
-capacities, sends by the same means.
+An open loop sends requests when they are due, without waiting for earlier ones. All times of a request count from when
+it was due, not from when it was sent: a client or a server that is behind makes no request look quicker. Answers are
+kept as they come and read after the measurement. A closed loop, which measures capacities, sends by the same means.
 """
 
 import asyncio
 import json
 import math
+import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.common.raw_http import Connection, encoded, request
+from moesaic.addresses import host_port
+from moesaic.cli.load.connection import HOST, Connection, encoded, request
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 ANSWER_S = 300.0  # longest wait for a client
+_MOST_OF_ERROR = 500  # characters that are kept of an error
 Body = Callable[[int], dict[str, Any]]  # by the number of the request
 Headers = Callable[[int], Mapping[str, str]]
 
@@ -40,6 +43,11 @@ class TimedRequest:
         degraded_share: likewise, of choices.
         complete: the answer has its end, and no error.
         right: the answer is the one meant, where the benchmark judges it.
+        text: of the answer and its reasoning, put together.
+        text_times: time of each event with text or tokens.
+        answered_s: time of the last event of a choice.
+        usage: tokens, if the answer reports them.
+        error: why there is no whole answer, if that is known.
     """
 
     number: int
@@ -55,6 +63,11 @@ class TimedRequest:
     degraded_share: float = 0.0
     complete: bool = False
     right: bool = False
+    text: str = ""
+    text_times: list[float] = field(default_factory=list)
+    answered_s: float = 0.0
+    usage: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
 
     @property
     def was_shed(self) -> bool:
@@ -92,24 +105,36 @@ class TimedRequest:
         for at, part in self.parts:
             *lines, rest = (rest + part).split(b"\n")
             for line in lines:
-                if line == b"data: [DONE]":
+                name, _, data = line.strip().partition(b":")
+                if name == b"data" and data.strip() == b"[DONE]":
                     self.complete = self.status == 200
-                elif line.startswith(b"data: "):
-                    self._take(json.loads(line[6:]), at)
+                elif name == b"data":
+                    self._take(json.loads(data), at)
         if self.status == 200 and rest.startswith(b"{"):
             self.complete = True
             self._take(json.loads(rest), self.end_s)
+        if self.status not in (0, 200) and not self.error:
+            text = b"".join(part for _, part in self.parts).decode(errors="replace")
+            self.error = f"status {self.status}: {text[:_MOST_OF_ERROR]}"
+        if not self.complete and not self.error:
+            self.error = "the answer broke off"
         self.parts = []
 
     def _take(self, event: dict[str, Any], at: float) -> None:
         if "error" in event:
-            self.status = 500
+            self.status, self.error = 500, str(event["error"])[:_MOST_OF_ERROR]
             return
         for choice in event["choices"]:
             ids = choice.get("token_ids") or []
             self.token_ids += ids
             self.token_times += [at] * len(ids)
-        details = (event.get("usage") or {}).get("prompt_tokens_details") or {}
+            said = choice.get("delta") or choice.get("message") or choice
+            text = "".join(said.get(name) or "" for name in ("reasoning", "content", "text"))
+            self.text += text
+            self.text_times += [at] if text or ids else []
+            self.answered_s = at
+        self.usage = event.get("usage") or self.usage
+        details = self.usage.get("prompt_tokens_details") or {}
         self.cached_tokens = details.get("cached_tokens") or self.cached_tokens
         quality = (event.get("moesaic") or {}).get("quality") or {}
         self.mean_threshold = quality.get("mean_threshold", self.mean_threshold)
@@ -117,10 +142,28 @@ class TimedRequest:
 
 
 class LoadClient:
-    """Sends requests to a gateway, on as many kept connections as there are requests in flight."""
+    """Sends requests to a server, on as many kept connections as there are requests in flight."""
 
-    def __init__(self, port: int, route: str) -> None:
-        self._port, self._route = port, route
+    def __init__(
+        self,
+        port: int,
+        route: str,
+        *,
+        host: str = HOST,
+        tls: ssl.SSLContext | None = None,
+        answer_s: float = ANSWER_S,
+    ) -> None:
+        """Make a client of a server.
+
+        Args:
+            port: of the server.
+            route: of all requests.
+            host: of the server, by default this machine.
+            tls: for a server of https.
+            answer_s: longest wait for an answer, in seconds.
+        """
+        self._port, self._route, self._host = port, route, host
+        self._tls, self._answer_s = tls, answer_s
         self._idle: list[Connection] = []
         self._started = time.perf_counter()
 
@@ -131,7 +174,7 @@ class LoadClient:
 
     async def open(self, connections: int) -> None:
         """Open connections beforehand, which would else cost time of requests."""
-        self._idle += [await Connection.open(self._port) for _ in range(connections)]
+        self._idle += [await self._dialled() for _ in range(connections)]
 
     async def open_loop(
         self,
@@ -139,6 +182,7 @@ class LoadClient:
         body: Body,
         headers: Headers = lambda _: {},
         start_s: float = 0.0,
+        most: int | None = None,
     ) -> list[TimedRequest]:
         """Send requests when they are due, and wait for all answers.
 
@@ -147,18 +191,25 @@ class LoadClient:
             body: returns the body of each request.
             headers: likewise.
             start_s: the time that it is now.
+            most: requests in flight; further ones that are due wait unsent. None: any number.
 
         Returns:
             The requests with their answers, read.
         """
         requests = [TimedRequest(number, at) for number, at in enumerate(due)]
         sent = [self._bytes(body(n), headers(n)) for n in range(len(requests))]
+        turns = asyncio.Semaphore(most or max(1, len(requests)))
+
+        async def in_turn(each: TimedRequest, content: bytes) -> None:
+            async with turns:
+                await self._ask(each, content)
+
         self._started = time.perf_counter() - start_s
         async with asyncio.TaskGroup() as tasks:
             for each, content in zip(requests, sent, strict=True):
                 if (wait_s := each.due_s - self.now_s) > 0:
                     await asyncio.sleep(wait_s)
-                tasks.create_task(self._ask(each, content))
+                tasks.create_task(in_turn(each, content))
         return _read(requests)
 
     async def closed_loop(
@@ -197,21 +248,22 @@ class LoadClient:
         self._idle = []
 
     def _bytes(self, body: dict[str, Any], headers: Mapping[str, str]) -> bytes:
-        return request(self._route, encoded(body), headers)
+        host = {} if self._host == HOST else {"Host": host_port(self._host, self._port)}
+        return request(self._route, encoded(body), {**host, **headers})
 
     async def _ask(self, each: TimedRequest, content: bytes) -> None:
         """Send one request, and keep the parts of its answer."""
         each.sent_s = self.now_s
         connection = None
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(self._answer_s):
                 connection = await self._connection()
                 each.status = await connection.ask(content)
                 while part := await connection.part():
                     each.parts.append((self.now_s, part))
             self._idle.append(connection)
-        except (OSError, EOFError, TimeoutError):
-            each.status = 0
+        except (OSError, EOFError, TimeoutError) as error:
+            each.status, each.error = 0, f"{type(error).__name__}: {error}"
             if connection is not None:
                 connection.close()
         each.end_s = self.now_s
@@ -219,9 +271,14 @@ class LoadClient:
     async def _connection(self) -> Connection:
         """Take a connection that rests, or open one."""
         while self._idle:
-            if not (connection := self._idle.pop()).is_over:
+            connection = self._idle.pop()
+            if not connection.is_over:
                 return connection
-        return await Connection.open(self._port)
+            connection.close()
+        return await self._dialled()
+
+    async def _dialled(self) -> Connection:
+        return await Connection.open(self._port, self._host, self._tls)
 
 
 def _read(requests: list[TimedRequest]) -> list[TimedRequest]:

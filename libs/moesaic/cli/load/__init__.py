@@ -1,0 +1,1 @@
+"""How is load made, and what does it measure?"""

@@ -1,0 +1,294 @@
+"""A chat in a real terminal, with a gateway that answers by the words of each message."""
+
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moesaic.cli.clients.conversation import Conversation
+from moesaic.cli.terminal.outcome import CommandError
+from tests.cli.conftest import command, environment
+from tests.waiting import HANG_S
+
+MOESAIC = {
+    "epochs": [{"epoch": 3, "tokens": 9}],
+    "cached_tokens": 4,
+    "quality": {"mean_threshold": 0.9, "degraded_share": 0.25},
+}
+USAGE = {
+    "prompt_tokens": 5,
+    "completion_tokens": 2,
+    "prompt_tokens_details": {"cached_tokens": 4},
+}
+
+
+class Gateway(ThreadingHTTPServer):
+    """Echoes messages; ``endless`` never ends by itself, and ``refused`` is an error."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.bodies: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+        self.hung_up = threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Gateway
+
+    def do_GET(self) -> None:
+        self._whole(200, {"data": [{"id": "demo"}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.bodies.append(body)
+        self.server.keys.append(self.headers["Authorization"])
+        text = body["messages"][-1]["content"]
+        if text == "refused":
+            self._whole(503, {"error": {"message": "overloaded", "code": "overloaded"}})
+            return
+        self.send_response(200)
+        if "seeed" in body:
+            self.send_header("x-moesaic-ignored", "seeed")
+        self.end_headers()
+        if text == "endless":
+            self._endless()
+            return
+        for piece in ("You said: ", text):
+            self._event({"choices": [{"delta": {"content": piece}, "finish_reason": None}]})
+        end = {"choices": [{"delta": {}, "finish_reason": "stop"}], "moesaic": MOESAIC}
+        self._event(end)
+        self._event({"choices": [], "usage": USAGE})
+
+    def _endless(self) -> None:
+        try:
+            while True:
+                self._event({"choices": [{"delta": {"content": "on "}, "finish_reason": None}]})
+        except OSError:
+            self.server.hung_up.set()
+
+    def _event(self, event: Any) -> None:
+        self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+        self.wfile.flush()
+
+    def _whole(self, status: int, body: Any) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def gateway() -> Iterator[Gateway]:
+    with Gateway() as made:
+        thread = threading.Thread(target=made.serve_forever)
+        thread.start()
+        yield made
+        made.shutdown()
+        thread.join()
+
+
+class Terminal:
+    """A pseudo-terminal with the chat in it."""
+
+    def __init__(self, directory: Path, *arguments: str) -> None:
+        self._shown = ""
+        self.pid, self._end = pty.fork()
+        if not self.pid:
+            os.chdir(directory)
+            os.execvpe(sys.executable, command("chat", *arguments), environment(TERM="dumb"))
+
+    def types(self, text: str) -> None:
+        os.write(self._end, text.encode())
+
+    def until(self, wanted: str) -> str:
+        """Read until a text shows; what came up to its end is read then."""
+        while wanted not in self._shown:
+            ready, _, _ = select.select([self._end], [], [], HANG_S)
+            assert ready, f"{wanted!r} did not show: {self._shown!r}"
+            try:
+                self._shown += os.read(self._end, 1 << 16).decode(errors="replace")
+            except OSError:  # it has ended
+                pytest.fail(f"{wanted!r} did not show: {self._shown!r}")
+        before, _, self._shown = self._shown.partition(wanted)
+        return before + wanted
+
+    def status(self) -> int:
+        """Read what is left, and return the exit status."""
+        with suppress(OSError):  # the end
+            while select.select([self._end], [], [], HANG_S)[0] and os.read(self._end, 1 << 16):
+                pass
+        os.close(self._end)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+@pytest.fixture
+def terminal(gateway: Gateway, tmp_path: Path) -> Terminal:
+    made = Terminal(tmp_path, gateway.url)
+    made.until(">>> ")
+    return made
+
+
+def test_answers_stream_and_the_conversation_goes_on(gateway: Gateway, terminal: Terminal) -> None:
+    terminal.types("hello\r")
+    terminal.until("You said: hello")
+    terminal.until(">>> ")
+    terminal.types("again\r")
+    terminal.until("You said: again")
+    terminal.until(">>> ")
+    terminal.types("\x04")
+
+    assert terminal.status() == 0
+    assert [each["content"] for each in gateway.bodies[1]["messages"]] == [
+        *("hello", "You said: hello", "again")
+    ]
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_chat(gateway: Gateway, terminal: Terminal) -> None:
+    terminal.types("endless\r")
+    terminal.until("on on on ")
+    terminal.types("\x03")
+    terminal.until("stopped")
+    terminal.until(">>> ")
+
+    # The gateway computes no further.
+    assert gateway.hung_up.wait(HANG_S)
+    terminal.types("\x03")
+    terminal.until("Ctrl-D leaves")
+    terminal.until(">>> ")
+    terminal.types("hello\r")
+    terminal.until("You said: hello")
+    terminal.until(">>> ")
+    terminal.types("\x04")
+    assert terminal.status() == 0
+    roles = [each["role"] for each in gateway.bodies[1]["messages"]]
+    assert roles == ["user", "assistant", "user"]
+
+
+def test_a_message_may_have_several_lines(gateway: Gateway, terminal: Terminal) -> None:
+    terminal.types("one\\\r")
+    terminal.until("... ")
+    terminal.types("two\r")
+    terminal.until(">>> ")
+    terminal.types('"""a\r')
+    terminal.until("... ")
+    terminal.types('b"""\r')
+    terminal.until(">>> ")
+
+    assert [body["messages"][-1]["content"] for body in gateway.bodies] == ["one\ntwo", "a\nb"]
+    terminal.types("\x04")
+    assert terminal.status() == 0
+
+
+def test_the_history_brings_a_message_back(gateway: Gateway, terminal: Terminal) -> None:
+    terminal.types("hello\r")
+    terminal.until(">>> ")
+    terminal.types("\x10\r")  # what the arrow up does
+    terminal.until(">>> ")
+    terminal.types("\x04")
+
+    assert terminal.status() == 0
+    assert [body["messages"][-1]["content"] for body in gateway.bodies] == ["hello", "hello"]
+
+
+def test_failures_are_told_and_the_chat_goes_on(gateway: Gateway, terminal: Terminal) -> None:
+    for text, says in (
+        ("refused", "moesaic: overloaded"),
+        ("/sytem be brief", "unknown command, did you mean /system?"),
+        ("/params temperature", "write name=value"),
+        ("/params stream=false", "is the chat's own"),
+    ):
+        terminal.types(text + "\r")
+        terminal.until(says)
+        terminal.until(">>> ")
+    terminal.types("hello\r")
+    terminal.until("You said: hello")
+    terminal.until(">>> ")
+    terminal.types("\x04")
+
+    assert terminal.status() == 0
+    assert gateway.bodies[-1]["messages"] == [{"role": "user", "content": "hello"}]
+
+
+def test_the_text_of_a_model_does_not_steer_the_terminal(terminal: Terminal) -> None:
+    # What is echoed to the terminal is written with ^, an answer would be as it is.
+    terminal.types("\x16\x1b]0;title\x16\x07\r")
+    shown = terminal.until("You said: ") + terminal.until(">>> ")
+    terminal.types("\x04")
+
+    assert terminal.status() == 0
+    assert "]0;title" in shown.partition("You said: ")[2]
+    assert "\x1b" not in shown.partition("You said: ")[2]
+
+
+def piped(gateway: Gateway, text: str, **env: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        command("chat", gateway.url),
+        input=text,
+        env=environment(**env),
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
+    )
+
+
+def test_each_line_of_a_pipe_is_a_turn(gateway: Gateway) -> None:
+    lines = "/system be brief\n/params temperature=0.2 stop=x seeed=1\nhello\n\n//path\n/clear\nnew"
+    done = piped(gateway, lines + "\n/stats\n", MOESAIC_API_KEY="key")
+
+    assert done.returncode == 0
+    assert done.stdout.startswith("You said: hello\nYou said: /path\nYou said: new\n")
+    assert "the server ignored: seeed" in done.stderr
+    first, second, third = gateway.bodies
+    assert first["messages"][0] == {"role": "system", "content": "be brief"}
+    assert (first["temperature"], first["stop"], first["model"]) == (0.2, "x", "demo")
+    assert len(second["messages"]) == 4
+    assert [each["content"] for each in third["messages"]] == ["be brief", "new"]
+    assert gateway.keys == ["Bearer key"] * 3
+    for name, value in (
+        *(("prompt tokens", "5"), ("cached tokens", "4"), ("answer tokens", "2")),
+        *(("epoch", "3"), ("degraded share", "25.0%")),
+    ):
+        [line] = [line for line in done.stdout.splitlines() if name in line]
+        assert line.strip("| ").split("|")[1].strip() == value
+    assert "first token" in done.stdout
+
+
+def test_the_first_failure_ends_a_pipe(gateway: Gateway) -> None:
+    done = piped(gateway, "refused\nhello\n")
+
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr == "moesaic: overloaded\n"
+    assert len(gateway.bodies) == 1
+
+
+def test_parameters_are_set_together_or_not_at_all() -> None:
+    talk = Conversation(client=None, model="demo")  # type: ignore[arg-type]
+    talk.set_parameters('temperature=0.5 stop=["a"]')
+
+    with pytest.raises(CommandError, match="/params top_p"):
+        talk.set_parameters("temperature=1 top_p")
+    assert talk.parameters == {"temperature": 0.5, "stop": ["a"]}
+
+    talk.set_parameters("temperature=")
+    assert talk.parameters == {"stop": ["a"]}
