@@ -30,6 +30,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 INSTALL := $(PIP) install --no-compile -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
+COMMA := ,
+
 # The tests interpret the kernels. A torch built for CUDA brings the triton it was built with, which
 # no pin of ours may contradict; one built for CPUs brings none, and gets this.
 TRITON := triton>=3.7,<3.8
@@ -222,7 +224,7 @@ lock:
 
 .venv/installed-dev: pyproject.toml libs/moesaic_lab/pyproject.toml constraints.txt | .venv/bin/python
 	@echo 'installing the services, the lab and the tools of development into .venv (some minutes the first time)'
-	@$(INSTALL) -e '.[all,dev]' -e libs/moesaic_lab
+	@$(INSTALL) -e '.[all,dev$(if $(CI),$(COMMA)ci)]' -e libs/moesaic_lab
 	@$(BIN)/python -c 'import triton' 2> /dev/null || $(INSTALL) '$(TRITON)'
 	@touch $@ .venv/installed-all
 

@@ -165,11 +165,13 @@ async def console_server(gateway: Gateway, settings: GatewaySettings) -> AsyncIt
 
     Raises:
         InUse: the port cannot be listened on.
+        InvalidInput: anyone on the network could use it, and nobody said so.
     """
     if not settings.console_port:
         yield
         return
     own = {"host": settings.console_host, "port": settings.console_port}
+    _check_exposure(settings.model_copy(update=own))
     app = make_app(gateway, shows_console=True)
     async with http_server(settings.model_copy(update=own), app) as address:
         log.info("console.serving", address=address)
