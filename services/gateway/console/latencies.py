@@ -51,11 +51,11 @@ class Counted(NamedTuple):
 
 
 def counted(histogram: Histogram) -> Counted:
-    """Read a histogram, summed over its labels."""
+    """Read a histogram, summed over its labels. Probes and pages, which name no model, do not count."""
     by_bound: dict[float, float] = {}
     for family in histogram.collect():
         for sample in family.samples:
-            if sample.name.endswith("_bucket"):
+            if sample.name.endswith("_bucket") and sample.labels.get("model", "all"):
                 bound = float(sample.labels["le"])
                 by_bound[bound] = by_bound.get(bound, 0.0) + sample.value
     bounds = sorted(by_bound)
@@ -63,9 +63,13 @@ def counted(histogram: Histogram) -> Counted:
 
 
 def total_of(counter: Counter) -> float:
-    """Read a counter, summed over its labels."""
+    """Read a counter, summed over its labels, without probes and pages."""
     samples = (sample for family in counter.collect() for sample in family.samples)
-    return sum(sample.value for sample in samples if sample.name.endswith("_total"))
+    return sum(
+        sample.value
+        for sample in samples
+        if sample.name.endswith("_total") and sample.labels.get("model", "all")
+    )
 
 
 class _Sample(NamedTuple):
