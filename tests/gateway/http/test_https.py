@@ -187,9 +187,7 @@ async def test_connections_that_never_shake_hands_are_bounded_and_let_others_in(
     pair: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        "moesaic.services.gateway.http.protocol.connections_within", lambda *_: 3
-    )
+    monkeypatch.setattr("moesaic.services.gateway.http.protocol.connections_within", lambda *_: 3)
     async with open_house(scripts.says("yes"), **pair) as house:
         host, _, port = house.url.removeprefix("http://").partition(":")
         silent = [await asyncio.open_connection(host, int(port)) for _ in range(6)]

@@ -142,6 +142,9 @@ def _known(process: ProcessState, url: str, facts: Mapping[str, object]) -> dict
     }
     if process.role == "gateway":
         known[url.rpartition("//")[2]] = "REST"
+        if port := _told(process.pid, "console_port"):
+            host = _told(process.pid, "console_host") or "127.0.0.1"
+            known[f"{host}:{port}"] = "REST"
     return known
 
 
