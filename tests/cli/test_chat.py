@@ -172,9 +172,6 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(gateway: Gateway, terminal: Te
 
     # The gateway computes no further.
     assert gateway.hung_up.wait(HANG_S)
-    terminal.types("\x03")
-    terminal.until("Ctrl-D leaves")
-    terminal.until(">>> ")
     terminal.types("hello\r")
     terminal.until("You said: hello")
     terminal.until(">>> ")
