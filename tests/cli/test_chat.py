@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -111,7 +112,7 @@ class Terminal:
     """A pseudo-terminal with the chat in it."""
 
     def __init__(self, directory: Path, *arguments: str) -> None:
-        self._shown = ""
+        self._shown, self._ended = "", False
         self.pid, self._end = pty.fork()
         if not self.pid:
             os.chdir(directory)
@@ -137,15 +138,28 @@ class Terminal:
         with suppress(OSError):  # the end
             while select.select([self._end], [], [], HANG_S)[0] and os.read(self._end, 1 << 16):
                 pass
+        return self.close()
+
+    def close(self) -> int:
+        """Hang up, wait for the chat's end, and return its exit status."""
+        self._ended = True
         os.close(self._end)
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
+    def __enter__(self) -> "Terminal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._ended:
+            os.kill(self.pid, signal.SIGKILL)
+            self.close()
+
 
 @pytest.fixture
-def terminal(gateway: Gateway, tmp_path: Path) -> Terminal:
-    made = Terminal(tmp_path, gateway.url)
-    made.until(">>> ")
-    return made
+def terminal(gateway: Gateway, tmp_path: Path) -> Iterator[Terminal]:
+    with Terminal(tmp_path, gateway.url) as made:
+        made.until(">>> ")
+        yield made
 
 
 def test_answers_stream_and_the_conversation_goes_on(gateway: Gateway, terminal: Terminal) -> None:

@@ -27,7 +27,7 @@ from moesaic.services.gateway.main import http_server
 from moesaic.services.gateway.workers.run import Run
 from moesaic.v1.scheduler_pb2 import LayerActivations, SchedulerServiceGetActivationsResponse
 from tests.gateway.conftest import House, OpenHouse
-from tests.waiting import until
+from tests.waiting import HANG_S, until
 
 BOUNDS = (0.01, 0.1, 1.0)
 
@@ -276,7 +276,7 @@ async def test_a_service_that_does_not_answer_is_shown_without_load(open_house: 
             house, record("attention-0", "attention"), record("scheduler", "scheduler")
         )
         async with collector.watching():
-            state = await asyncio.wait_for(collector.state(), 60)
+            state = await asyncio.wait_for(collector.state(), HANG_S)
     assert [(each.id, each.load) for each in state.services] == [
         ("attention-0", None),
         ("scheduler", None),
