@@ -1,6 +1,5 @@
 """A chat in a real terminal, with a gateway that answers by the words of each message."""
 
-import json
 import os
 import pty
 import select
@@ -10,7 +9,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ import pytest
 from moesaic.cli.clients.conversation import Conversation
 from moesaic.cli.terminal.outcome import CommandError
 from tests.cli.conftest import command, environment
+from tests.http_servers import JsonHandler, JsonServer, serving
 from tests.waiting import HANG_S
 
 MOESAIC = {
@@ -33,35 +32,29 @@ USAGE = {
 }
 
 
-class Gateway(ThreadingHTTPServer):
+class Gateway(JsonServer):
     """Echoes messages; ``endless`` never ends by itself, and ``refused`` is an error."""
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(Handler)
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.hung_up = threading.Event()
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
 
-
-class Handler(BaseHTTPRequestHandler):
+class Handler(JsonHandler):
     server: Gateway
 
     def do_GET(self) -> None:
-        self._whole(200, {"data": [{"id": "demo"}]})
+        self.answer(200, {"data": [{"id": "demo"}]})
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = self.body()
         self.server.bodies.append(body)
         self.server.keys.append(self.headers["Authorization"])
         text = body["messages"][-1]["content"]
         if text == "refused":
-            self._whole(503, {"error": {"message": "overloaded", "code": "overloaded"}})
+            self.answer(503, {"error": {"message": "overloaded", "code": "overloaded"}})
             return
         self.send_response(200)
         if "seeed" in body:
@@ -71,41 +64,23 @@ class Handler(BaseHTTPRequestHandler):
             self._endless()
             return
         for piece in ("You said: ", text):
-            self._event({"choices": [{"delta": {"content": piece}, "finish_reason": None}]})
+            self.event({"choices": [{"delta": {"content": piece}, "finish_reason": None}]})
         end = {"choices": [{"delta": {}, "finish_reason": "stop"}], "moesaic": MOESAIC}
-        self._event(end)
-        self._event({"choices": [], "usage": USAGE})
+        self.event(end)
+        self.event({"choices": [], "usage": USAGE})
 
     def _endless(self) -> None:
         try:
             while True:
-                self._event({"choices": [{"delta": {"content": "on "}, "finish_reason": None}]})
+                self.event({"choices": [{"delta": {"content": "on "}, "finish_reason": None}]})
         except OSError:
             self.server.hung_up.set()
-
-    def _event(self, event: Any) -> None:
-        self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
-        self.wfile.flush()
-
-    def _whole(self, status: int, body: Any) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: Any) -> None:
-        pass
 
 
 @pytest.fixture
 def gateway() -> Iterator[Gateway]:
-    with Gateway() as made:
-        thread = threading.Thread(target=made.serve_forever)
-        thread.start()
-        yield made
-        made.shutdown()
-        thread.join()
+    with serving(Gateway()) as gateway:
+        yield gateway
 
 
 class Terminal:

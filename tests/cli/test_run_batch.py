@@ -7,14 +7,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.http_servers import JsonHandler, serving
+from tests.http_servers import JsonHandler, JsonServer, serving
 from tests.waiting import eventually
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -22,22 +21,16 @@ Start = Callable[..., "subprocess.Popen[str]"]
 URL = "/v1/chat/completions"
 
 
-class Server(ThreadingHTTPServer):
+class Server(JsonServer):
     """Echoes prompts; some make trouble."""
 
-    request_queue_size = 64
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(Handler)
         self.prompts: list[Any] = []
         self.busy = 0  # requests to refuse first
         self.busy_status = 503
         self.locked = False
         self.hold = threading.Event()  # the prompt "slow" waits for it
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
 
 
 class Handler(JsonHandler):
