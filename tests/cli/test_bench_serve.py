@@ -178,9 +178,11 @@ def test_no_answer_at_all_gives_figures_too() -> None:
 SIZES = ("--num-prompts", "6", "--random-input-len", "8", "--random-output-len", "4")
 
 
-def measured(ask: Run, house: Path, server: Server, *flags: str) -> tuple[dict[str, Any], str]:
+def measured(
+    ask: Run, house: Path, server: Server, *flags: str, **env: str
+) -> tuple[dict[str, Any], str]:
     saving = ("--save-result", "--save-detailed", "--result-filename", "result.json")
-    done = ask("bench", "serve", server.url, *saving, *flags)
+    done = ask("bench", "serve", server.url, *saving, *flags, **env)
     assert done.returncode == 0, done.stderr
     return json.loads((house / "result.json").read_text()), done.stdout
 
@@ -271,7 +273,7 @@ def test_headers_keys_and_further_fields_reach_the_server(
     ask: Run, house: Path, server: Server
 ) -> None:
     more = ("--header", "x-a=1=2", "--extra-body", '{"top_k": 5}', "--temperature", "0")
-    measured(ask, house, server, *SIZES, *more, "--api-key", "key")
+    measured(ask, house, server, *SIZES, *more, MOESAIC_API_KEY="key")
 
     assert {each["x-a"] for each in server.headers} == {"1=2"}
     assert {each["Authorization"] for each in server.headers} == {"Bearer key"}

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from moesaic.cli.clients.conversation import Conversation
+from moesaic.cli.clients.conversation import Talk
 from moesaic.cli.terminal.outcome import CommandError
 from tests.cli.conftest import command, environment
 from tests.http_servers import JsonHandler, JsonServer, serving
@@ -272,7 +272,7 @@ def test_the_first_failure_ends_a_pipe(gateway: Gateway) -> None:
 
 
 def test_parameters_are_set_together_or_not_at_all() -> None:
-    talk = Conversation(client=None, model="demo")  # type: ignore[arg-type]
+    talk = Talk(client=None, model="demo")  # type: ignore[arg-type]
     talk.set_parameters('temperature=0.5 stop=["a"]')
 
     with pytest.raises(CommandError, match="/params top_p"):
