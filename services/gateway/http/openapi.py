@@ -126,8 +126,8 @@ def _event_of(kind: Any, named: bool) -> dict[str, Any]:
     """
     content = _schema_of(kind if named else kind | ErrorReply)
     as_json = {"contentMediaType": "application/json", "contentSchema": content}
-    may_be = as_json if named else {"anyOf": [{"const": "[DONE]"}, as_json]}
-    properties = {"event": {"type": "string"}} if named else {}
+    may_be: dict[str, Any] = as_json if named else {"anyOf": [{"const": "[DONE]"}, as_json]}
+    properties: dict[str, Any] = {"event": {"type": "string"}} if named else {}
     properties["data"] = {"type": "string", **may_be}
     return {"type": "object", "properties": properties, "required": list(properties)}
 
