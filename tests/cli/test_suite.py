@@ -1,7 +1,9 @@
+from types import SimpleNamespace
+
 import pytest
 
 from moesaic.cli.checks.sizes import read_memory
-from moesaic.cli.suite.options import Setting, SuiteOptions
+from moesaic.cli.suite.options import SuiteOptions
 from moesaic.cli.suite.processes import (
     STOP_ORDER,
     Service,
@@ -96,16 +98,14 @@ def test_threads_wait_passively_where_processes_outnumber_cores() -> None:
     ],
 )
 def test_the_url_can_be_called_from_this_machine(host: str, url: str) -> None:
-    assert url_of(options(host=host)) == url
+    assert url_of(options(host=host), SimpleNamespace()) == url
 
 
 def test_a_gateway_with_a_certificate_is_called_by_https() -> None:
-    def settings(*flags: str) -> tuple[Setting, ...]:
-        return tuple(Setting(flag, frozenset({"gateway"})) for flag in flags)
-
-    assert url_of(options(settings=settings("--ssl-certfile=a"))) == "https://127.0.0.1:8000"
+    asking = SimpleNamespace(ssl_certfile="a", ssl_cert_reqs=1)
+    assert url_of(options(), asking) == "https://127.0.0.1:8000"
     with pytest.raises(CommandError, match="--ssl-cert-reqs 2"):
-        url_of(options(settings=settings("--ssl-certfile=a", "--ssl-cert-reqs=2")))
+        url_of(options(), SimpleNamespace(ssl_certfile="a", ssl_cert_reqs=2))
 
 
 @pytest.mark.parametrize("topology", ["gathered", "all-to-all"])

@@ -1,4 +1,4 @@
-"""What services say to each other: its version, and the form in which rows and sums travel."""
+"""Messages between services: their version, and the form in which rows and sums travel."""
 
 from typing import Literal
 

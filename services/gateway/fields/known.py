@@ -22,7 +22,6 @@ _OPENAI = {
     "audio": _refusal(),
     "background": _refusal("/v1/batches", False),
     "best_of": _refusal("n"),
-    "context_management": _refusal("", []),
     "conversation": _refusal("previous_response_id of /v1/responses"),
     "function_call": _refusal("", "none", "auto"),
     "functions": _refusal("", []),

@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 METHODS = {"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"}
 MOST_CHARS = 200  # of what a client chooses
 # The conventions' names for what routes do.
-OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
+OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/messages": "chat",
+    "/v1/responses": "chat",
+}
 
 
 def begin_request_span(record: RequestRecord, scope: Scope, headers: Headers) -> "Span | None":

@@ -13,6 +13,7 @@ import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from benchmarks.refusals.bodies import BodyLimits, large_bodies
+from moesaic.errors import InvalidInput
 from moesaic.services.gateway.app import body_types
 from moesaic.services.gateway.fields.generating import MAX_LOGIT_BIASES
 from moesaic.services.gateway.routes.json_route import SHORT_BYTES, decode_body
@@ -32,7 +33,7 @@ def test_few_errors_are_reported_of_any_body(kind: type[BaseModel]) -> None:
         most = MOST_ERRORS
         if name.startswith(WITH_ANY_NAMES):  # which are looked at as far as they may go
             most += MAX_LOGIT_BIASES
-        assert num_errors(kind, decode_body(content)) <= most, name
+        assert num_errors(kind, content) <= most, name
 
 
 def test_describing_the_types_again_and_again_changes_nothing() -> None:
@@ -41,9 +42,12 @@ def test_describing_the_types_again_and_again_changes_nothing() -> None:
         assert all(str(TypeAdapter(kind).json_schema()) == before for _ in range(20))
 
 
-def num_errors(kind: type[BaseModel], body: object) -> int:
+def num_errors(kind: type[BaseModel], content: bytes) -> int:
     try:
-        kind.model_validate(body)
+        kind.model_validate(decode_body(content))
+    # It holds more values than any body may.
+    except InvalidInput:
+        return 1
     except ValidationError as error:
         return error.error_count()
     return 0

@@ -78,7 +78,7 @@ def run_suite(options: SuiteOptions, ready_within_s: float, on_ready: OnReady) -
             pid=os.getpid(),
             start_time=process_start_time(os.getpid()) or 0,
             state="starting",
-            url=url_of(options),
+            url=url_of(options, settings["gateway"]),
             topology=options.topology,
             model=options.model,
             model_name=model_name,

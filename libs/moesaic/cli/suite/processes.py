@@ -1,6 +1,7 @@
 """The processes of a suite and their flags; pure."""
 
 import math
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -185,18 +186,20 @@ def _service(
     )
 
 
-def url_of(options: SuiteOptions) -> str:
+def url_of(options: SuiteOptions, gateway: object) -> str:
     """Give the address at which processes on this machine reach the gateway.
+
+    Args:
+        options: of the suite.
+        gateway: the gateway's checked settings.
 
     Raises:
         CommandError: the gateway wants a certificate of each client, and the commands have none.
     """
-    flags = [setting.flag for setting in options.settings]
-    if "--ssl-cert-reqs=2" in flags:
+    if getattr(gateway, "ssl_cert_reqs", 0) == ssl.CERT_REQUIRED:
         fix = "asks each client for a certificate, and this command has none: give 0 or 1"
         raise CommandError(f"--ssl-cert-reqs 2 {fix}, or start the services one by one")
-    is_https = any(flag.startswith("--ssl-certfile=") for flag in flags)
-    scheme = "https" if is_https else "http"
+    scheme = "https" if getattr(gateway, "ssl_certfile", "") else "http"
     return f"{scheme}://{host_port(_reachable(options.host), options.port)}"
 
 
