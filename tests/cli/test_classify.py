@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.http_servers import JsonHandler, JsonServer, serving
-from tests.waiting import eventually
+from tests.waiting import HANG_S, eventually
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -53,7 +53,7 @@ class Handler(JsonHandler):
             error = {"message": "overloaded", "code": "overloaded"}
             self.answer(503, {"error": error}, {"Retry-After": "0"})
         elif "slow" in text:
-            self.server.hold.wait(60)
+            self.server.hold.wait(HANG_S)
             self.close_connection = True
         elif "bad" in text:
             self.answer(400, {"error": {"message": "input: too bad", "code": "invalid_request"}})

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.http_servers import JsonHandler, JsonServer, serving
-from tests.waiting import eventually
+from tests.waiting import HANG_S, eventually
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -53,7 +53,7 @@ class Handler(JsonHandler):
             self.answer(400, {"error": {"message": "prompt: too bad"}})
         else:
             if body["prompt"] == "slow":
-                self.server.hold.wait(60)
+                self.server.hold.wait(HANG_S)
             self.server.prompts.append(body["prompt"])
             usage = {"prompt_tokens": 3, "completion_tokens": 2}
             self.answer(200, {"text": body["prompt"], "usage": usage}, {"X-Request-Id": "req-7"})
