@@ -15,7 +15,8 @@
 #   make coverage, make mutants   which lines make test runs, and how many random faults it finds
 #   make costs   measure what each test costs, for the quick tier
 #   make soak    half an hour of mixed traffic and killed workers (SOAK_MINUTES=3 for less)
-#   make test-clients   other people's clients against a real suite: openai, LangChain, lm_eval, guidellm
+#   make test-clients   other people's clients against a real suite: openai and its Agents SDK, anthropic, pydantic-ai, LangChain,
+#                lm_eval, guidellm, curl
 #   make lm-eval    every log-likelihood of lm_eval beside that of transformers
 #   make proto   generate the stubs from protos/     make gpu     what needs a CUDA device
 #   make dist    build the packages of a release into dist/

@@ -153,12 +153,19 @@ class Entry:
     """The layer around the routes of one gateway."""
 
     def __init__(self, app: ASGIApp, gateway: Gateway, *, shows_console: bool = False) -> None:
-        """Lead to ``app``; where callers need keys, the console is only there if the listener ``shows_console``."""
+        """Lead to ``app``.
+
+        Args:
+            app: the routes.
+            gateway: the gateway.
+            shows_console: this is the listener of the console. Others have no console where callers need keys.
+        """
         self._app, self._gateway = app, gateway
         self._shows_console = shows_console or not gateway.tenants.need_keys
         self._max_body_bytes = gateway.settings.max_body_bytes
-        origins = listed(gateway.settings.allowed_origins)
-        self._guard = BrowserGuard(gateway.settings.host, gateway.settings.allowed_hosts, origins)
+        told = gateway.settings
+        host = told.console_host if shows_console else told.host
+        self._guard = BrowserGuard(host, told.allowed_hosts, listed(told.allowed_origins))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request from its first byte to its last."""
@@ -262,7 +269,10 @@ class Entry:
                 message = f"this needs an API key that allows {needed}; yours allows {allowed}"
                 return problem(403, "insufficient_scope", message)
         if is_of_console(path) and not self._shows_console:
-            message = "callers of this listener need keys, so it has no console; start the gateway with --console-port"
+            where = "use the port that --console-port names"
+            if not self._gateway.settings.console_port:
+                where = "start the gateway with --console-port"
+            message = f"callers of this listener need keys, so it has no console: {where}"
             return problem(404, "route_not_enabled", message)
         length = headers.get("content-length", "0")
         codings = _codings(headers)
@@ -276,17 +286,19 @@ class Entry:
             return refused
         if length.isdecimal() and int(length) > max_body_bytes:
             return problem(413, "request_too_large", too_large(max_body_bytes))
-        return _limited(record, tenant)
+        # A page that stays open is no request that its tenant waits for.
+        return None if is_of_console(path) else _limited(record, tenant)
 
     def _caller(self, headers: Headers) -> Tenant | None:
         if not self._gateway.tenants.need_keys:
             return DEFAULT
-        # Clients of Anthropic's API may send the key alone.
-        alone = f"Bearer {headers.get('x-api-key', '')}"
-        scheme, _, key = headers.get("authorization", alone).partition(" ")
-        tenant = self._gateway.tenants.find(key.strip())
-        known = tenant is not None and scheme.lower() == "bearer" and not tenant.is_expired
-        return tenant if known else None
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        # Clients of Anthropic's API send the key in a header of its own, perhaps behind a proxy with another one.
+        for found in (key.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key")):
+            tenant = self._gateway.tenants.find(found.strip()) if found else None
+            if tenant is not None and not tenant.is_expired:
+                return tenant
+        return None
 
 
 def _codings(headers: Headers) -> list[str]:

@@ -31,6 +31,7 @@ from moesaic.services.gateway.batches.runner import BatchRunner
 from moesaic.services.gateway.console.collector import Collector
 from moesaic.services.gateway.gateway import Gateway
 from moesaic.services.gateway.http.certificates import Certificates
+from moesaic.services.gateway.http.handshake import accept
 from moesaic.services.gateway.http.protocol import BoundedHttp, Connections
 from moesaic.services.gateway.language import Language
 from moesaic.services.gateway.metrics import watch_loop
@@ -170,24 +171,31 @@ async def console_server(gateway: Gateway, settings: GatewaySettings) -> AsyncIt
     if not settings.console_port:
         yield
         return
-    own = {"host": settings.console_host, "port": settings.console_port}
-    _check_exposure(settings.model_copy(update=own))
+    own = settings.model_copy(update={"host": settings.console_host, "port": settings.console_port})
+    _check_exposure(own)
     app = make_app(gateway, shows_console=True)
-    async with http_server(settings.model_copy(update=own), app) as address:
+    async with http_server(own, app, flags="console-") as address:
         log.info("console.serving", address=address)
         yield
 
 
 @asynccontextmanager
-async def http_server(settings: GatewaySettings, app: ASGIApp) -> AsyncIterator[str]:
+async def http_server(
+    settings: GatewaySettings, app: ASGIApp, flags: str = ""
+) -> AsyncIterator[str]:
     """Answer HTTP for the length of the block; gives the ``host:port`` that is listened on.
+
+    Args:
+        settings: with host and port.
+        app: the application.
+        flags: beginning of the names of the flags for these.
 
     Raises:
         InUse: the port cannot be listened on.
         InvalidInput: a certificate cannot be used.
     """
     certificates = _certificates(settings)
-    listener = _listen(settings.host, settings.port)
+    listener = _listen(settings.host, settings.port, flags)
     config = uvicorn.Config(
         app,
         http=BoundedHttp,
@@ -201,17 +209,25 @@ async def http_server(settings: GatewaySettings, app: ASGIApp) -> AsyncIterator[
         timeout_graceful_shutdown=round(LAST_EVENTS_S),
     )
     config.load()
-    config.ssl = certificates.context if certificates is not None else None
     server = _Server(config)
-    following = asyncio.create_task(certificates.follow()) if certificates is not None else None
-    serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
+    # Of HTTPS, connections are accepted here: uvicorn would not bound their handshakes.
+    sockets = [listener] if certificates is None else []
+    tasks = [asyncio.create_task(server.serve(sockets=sockets), name="http")]
+    if certificates is not None:
+        make = partial(BoundedHttp, config, server.server_state, {})
+        context = certificates.context
+        accepting = accept(listener, context, server.server_state, make)
+        tasks += [asyncio.create_task(each) for each in (accepting, certificates.follow())]
+    serving, *others = tasks
     try:
         yield host_port(settings.host, listener.getsockname()[1])
     finally:
-        if following is not None:
-            following.cancel()
+        for each in others:
+            each.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
         server.should_exit = True
         await serving
+        listener.close()
 
 
 def _certificates(settings: GatewaySettings) -> Certificates | None:
@@ -225,6 +241,8 @@ def _certificates(settings: GatewaySettings) -> Certificates | None:
 
 
 class _Server(uvicorn.Server):
+    server_state: Connections
+
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.server_state = Connections()
@@ -235,7 +253,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, flags: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio turns Nagle's algorithm off only where the protocol is named; left on, answers wait 40 ms for an ACK.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -248,9 +266,9 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.close()
         fix = (
             f"cannot listen on {host}:{port}: {error.strerror or error}; "
-            "choose another with --port or --host"
+            f"choose another with --{flags}port or --{flags}host"
         )
-        raise InUse("port", fix) from error
+        raise InUse(f"{flags}port", fix) from error
     return listener
 
 

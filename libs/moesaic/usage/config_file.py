@@ -68,6 +68,9 @@ def _is_told(field: str) -> bool:
         return True
 
 
+_NULL = ("", "~", "null", "Null", "NULL")
+
+
 def _pairs(path: Path) -> Iterator[tuple[int, str, str]]:
     """Give the line, the name and the text of each setting in a file, whatever type YAML sees in it."""
     import yaml
@@ -92,6 +95,9 @@ def _pairs(path: Path) -> Iterator[tuple[int, str, str]]:
             raise WrongFlag(
                 f"{path}:{line}: {name}: takes a single value, such as 32; write several with commas"
             )
+        # YAML's null, in all its spellings, is no text.
+        if value.style is None and value.value in _NULL:
+            continue
         yield line, _dashed(key.value), value.value
 
 

@@ -6,7 +6,15 @@ from starlette.types import ASGIApp
 from moesaic.origins import listed
 
 # Of the answers' own headers, those that say something to a page.
-_EXPOSED = ("retry-after", "x-moesaic-ignored", "x-request-id")
+_EXPOSED = (
+    *("request-id", "retry-after", "retry-after-ms", "x-moesaic-ignored", "x-request-id"),
+    *(
+        f"x-ratelimit-{what}-{unit}"
+        for what in ("limit", "remaining", "reset")
+        for unit in ("requests", "tokens")
+    ),
+    "x-should-retry",
+)
 
 
 def with_cors(app: ASGIApp, origins: str, methods: str, headers: str, credentials: bool) -> ASGIApp:

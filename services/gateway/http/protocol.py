@@ -5,7 +5,7 @@ import re
 import sys
 from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -110,22 +110,44 @@ def _invalid(message: str) -> HttpProblem:
     return problem(400, "invalid_request", message)
 
 
+class Beginning(Protocol):
+    """A connection that is not open yet."""
+
+    def abort(self) -> None:
+        """Hang up."""
+        ...
+
+
 class Connections(ServerState):
     """The connections of one server.
 
     Attributes:
         most: that are open at a time.
         silent: those of which no whole request has come, or none since the last answer; longest first.
+        beginning: those that are not open yet, as their handshakes have not ended; longest first.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.most = connections_within(0.5, MAX_CONNECTIONS)
         self.silent: dict[BoundedHttp, None] = {}
+        self.beginning: dict[Beginning, None] = {}
+
+    def begin(self, connection: Beginning) -> None:
+        """Count a connection whose handshake begins."""
+        self.beginning[connection] = None
+        self.make_room()
+
+    def end(self, connection: Beginning) -> None:
+        """Count it no more: it is open, or closed."""
+        self.beginning.pop(connection, None)
 
     def make_room(self) -> None:
         """Hang up on whoever has been silent for longest, if there are too many."""
-        if len(self.connections) > self.most:
+        if len(self.connections) + len(self.beginning) > self.most:
+            for first in self.beginning:
+                first.abort()
+                return
             for oldest in self.silent:
                 oldest.transport.abort()
                 oldest.forget()

@@ -64,6 +64,15 @@ def test_a_variable_of_a_service_wins_over_the_file_of_its_suite(ask: Run, file:
     assert "got '1000000'" in refused.stderr
 
 
+def test_a_null_sets_nothing_and_a_quoted_one_is_a_text(file: Path) -> None:
+    file.write_text("model: m\nsecret: ~\nworker-id: null\nlog-level:\nnode: 'null'\n")
+
+    settings = load_settings(AttentionSettings, ["--config", str(file)])
+
+    assert (settings.secret.get_secret_value(), settings.worker_id) == ("", "")
+    assert (settings.log_level, settings.node) == ("info", "null")
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [

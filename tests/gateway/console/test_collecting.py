@@ -17,11 +17,12 @@ from moesaic.api_keys import digest_of
 from moesaic.cluster.placement_view import PlacementView
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.messages.registry import WorkerRecord
+from moesaic.services.gateway import metrics
 from moesaic.services.gateway.app import make_app
 from moesaic.services.gateway.console.collector import Collector
 from moesaic.services.gateway.console.experts import expert_map, held_by_workers, shares_of_workers
 from moesaic.services.gateway.console.inflight import waits_for
-from moesaic.services.gateway.console.latencies import Counted, counted
+from moesaic.services.gateway.console.latencies import Counted, counted, total_of
 from moesaic.services.gateway.console.state import ClusterState, ExpertMap
 from moesaic.services.gateway.main import http_server
 from moesaic.services.gateway.workers.run import Run
@@ -268,6 +269,37 @@ async def test_where_callers_need_keys_the_console_has_a_listener_and_a_scope_of
                 await there.get("/v1/moesaic/state", headers=bearer("operator")),
                 await there.get("/v1/models", headers=bearer("operator")),
             ) == [200, 401, 403, 200, 403]
+
+
+async def test_an_open_page_takes_no_place_of_its_tenant(
+    open_house: OpenHouse, tmp_path: Any
+) -> None:
+    file = tmp_path / "keys.json"
+    tenant = {"name": "t", "keys": [digest_of("k")], "scopes": ["console", "infer"]}
+    file.write_text(json.dumps({"tenants": [{**tenant, "max_concurrent": 1}]}))
+    key = {"authorization": "Bearer k"}
+    async with open_house(api_keys_file=str(file)) as house:
+        show(house)
+        app = make_app(house.gateway, shows_console=True)
+        async with (
+            http_server(house.gateway.settings, app) as address,
+            httpx.AsyncClient(base_url=f"http://{address}", headers=key) as there,
+            there.stream("GET", "/v1/moesaic/events") as response,
+        ):
+            states = states_of(response)
+            await anext(states)
+            other = await there.get("/v1/models")
+    assert other.status_code == 200
+
+
+async def test_probes_and_pages_are_no_traffic(open_house: OpenHouse, scripts: Any) -> None:
+    before = total_of(metrics.requests)
+    async with open_house(scripts.says("yes")) as house:
+        for _ in range(5):
+            await house.client.get("/livez")
+        assert total_of(metrics.requests) == before
+        await house.client.post("/v1/completions", json={"prompt": "say"})
+        await until(lambda: total_of(metrics.requests) == before + 1)
 
 
 async def test_a_service_that_does_not_answer_is_shown_without_load(open_house: OpenHouse) -> None:

@@ -167,3 +167,35 @@ def test_files_that_cannot_be_used_are_named_at_start(made: Path, tmp_path: Path
             with pytest.raises(InvalidInput) as refused:
                 Certificates(*case)
             assert refused.value.field == flag, case
+
+
+async def test_connections_that_never_shake_hands_are_bounded_and_let_others_in(
+    open_house: Any,
+    scripts: Any,
+    made: Path,
+    pair: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("moesaic.services.gateway.http.protocol.connections_within", lambda *_: 3)
+    async with open_house(scripts.says("yes"), **pair) as house:
+        host, _, port = house.url.removeprefix("http://").partition(":")
+        silent = [await asyncio.open_connection(host, int(port)) for _ in range(6)]
+        answer = await ask(house, trusting(made, "first"))
+        # The first ones had to go.
+        ended = [await reader.read() for reader, _ in silent[:3]]
+        for _, writer in silent:
+            writer.transport.abort()
+
+    assert answer.status_code == 200
+    assert ended == [b"", b"", b""]
+
+
+async def test_a_handshake_that_takes_too_long_ends(
+    open_house: Any, pair: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moesaic.services.gateway.http.handshake.HANDSHAKE_S", 0.05)
+    async with open_house(**pair) as house:
+        host, _, port = house.url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        assert await reader.read() == b""
+        writer.close()

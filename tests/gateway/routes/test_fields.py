@@ -122,7 +122,7 @@ async def test_fields_without_effect_are_accepted_and_named_if_they_were_meant_t
 # Fields of other servers that do not affect an answer here: caches, speed, storage, and companions of refused fields.
 WITHOUT_EFFECT = {
     *("metadata", "prediction", "safety_identifier", "service_tier", "store"),
-    *("access_programs", "image", "max_tool_calls"),
+    *("access_programs", "context_management", "image", "max_tool_calls"),
     *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
     *("assistant_confidence_threshold", "assistant_early_exit", "assistant_ensemble_weight"),
     *("assistant_lookbehind", "is_assistant", "num_assistant_tokens", "target_lookbehind"),

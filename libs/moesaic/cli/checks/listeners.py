@@ -27,10 +27,11 @@ class Kind(msgspec.Struct, frozen=True):
 
 KINDS: Mapping[str, Kind] = {
     "REST": Kind(
-        "HTTP",
-        "`--host` and `--port` of the gateway",
+        "HTTP; HTTPS with `--ssl-certfile`",
+        "`--host` and `--port` of the gateway; also `--console-host` and `--console-port`",
         "clients",
-        "an API key; without keys the gateway listens on loopback only, and refuses web pages of other sites",
+        "an API key; with `--ssl-cert-reqs 2` also a certificate; without keys the gateway listens on loopback only, "
+        "and refuses web pages of other sites",
     ),
     "gRPC": Kind(
         "gRPC",
@@ -141,6 +142,9 @@ def _known(process: ProcessState, url: str, facts: Mapping[str, object]) -> dict
     }
     if process.role == "gateway":
         known[url.rpartition("//")[2]] = "REST"
+        if port := _told(process.pid, "console_port"):
+            host = _told(process.pid, "console_host") or "127.0.0.1"
+            known[f"{host}:{port}"] = "REST"
     return known
 
 

@@ -15,7 +15,7 @@ ModelArgument = Annotated[
         metavar="MODEL",
         show_default=False,
         help="HF-format model directory, or a repository of the Hugging Face hub: owner/name or "
-        "owner/name@revision (default: the demo model of a clone).",
+        "owner/name@revision (default: the demo model).",
     ),
 ]
 

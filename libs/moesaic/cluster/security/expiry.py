@@ -14,7 +14,7 @@ from moesaic.cluster.security.tls import Tls
 
 _expiry_s = Gauge(
     "moesaic_tls_certificate_expiry_timestamp_seconds",
-    "Time since 1970 at which a certificate that this process has read expires",
+    "Time since 1970 at which a certificate for gRPC that this process has read expires",
     ["certificate"],
 )
 _UTC_TIME, _VERSION = 0x17, 0xA0
