@@ -177,6 +177,18 @@ def patient_with_redis(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"moesaic.cluster.redis.connection.{name}", HANG_S)
 
 
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A collector of traces, which has all spans of this process once ``spans.sent`` is over."""
+    from tests.telemetry.collector import (
+        collecting,  # the machine of `make gpu` may lack what it imports
+    )
+
+    monkeypatch.setattr("moesaic.telemetry.otlp.LAST_SPANS_S", HANG_S)
+    with collecting() as collector:
+        yield collector
+
+
 @dataclass(frozen=True)
 class TinyModel:
     """A checkpoint directory and its reference."""

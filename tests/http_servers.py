@@ -5,7 +5,7 @@ import socketserver
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeVar
 
 Server = TypeVar("Server", bound=socketserver.BaseServer)
@@ -30,11 +30,30 @@ class JsonHandler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
+    def event(self, event: Any) -> None:
+        """Send an event of a stream; a text is sent as it is."""
+        data = event if isinstance(event, str) else json.dumps(event)
+        self.wfile.write(f"data: {data}\n\n".encode())
+        self.wfile.flush()
+
     def address_string(self) -> str:
         return "test"  # a Unix socket's caller has no address
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
+
+
+class JsonServer(ThreadingHTTPServer):
+    """Listens on a free port of loopback."""
+
+    request_queue_size = 64
+
+    def __init__(self, handler: type[JsonHandler]) -> None:
+        super().__init__(("127.0.0.1", 0), handler)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
 
 
 @contextmanager

@@ -48,7 +48,7 @@ class Gateway:
         draining: admit nothing new.
         lacking_experts: failing checks of the expert workers; kept true from outside.
         inflight: the requests in flight, in the order in which they came; each with its runs, once there are any.
-        unlike: why services of another protocol are not used, by worker id.
+        other_protocol: why services of another protocol are not used, by worker id.
         idle: set while no request is in flight.
         defaults: the model's own, for fields that a request leaves out.
         store: of files, batches and responses; None where they are not kept.
@@ -67,7 +67,7 @@ class Gateway:
         self.draining = False
         self.inflight: dict[RequestRecord, Sequence[Run]] = {}
         self.lacking_experts: Lacks = lacking_experts(None, {})
-        self.unlike: dict[str, str] = {}
+        self.other_protocol: dict[str, str] = {}
         self.idle = asyncio.Event()
         self.idle.set()
         self.created = int(time.time())
@@ -127,7 +127,7 @@ class Gateway:
             structlog.contextvars.bind_contextvars(request_id=record.request_id)
 
     def enter(self, record: RequestRecord) -> None:
-        """Count a request among those in the house, before it waits for anything; ``release`` ends that.
+        """Count a request among those in flight, before it waits for anything; ``release`` ends that.
 
         Raises:
             Overloaded: too many requests are in flight, or wait for workers, and none waits for its turn that has
@@ -157,7 +157,7 @@ class Gateway:
         record.leave_crowd = partial(crowd.leave, record.tenant, record.least_priority, 0, num_runs)
 
     def admit(self, record: RequestRecord, num_runs: int) -> None:
-        """Let a request go on that is in the house, before the prompts of its runs are made.
+        """Let a request go on that is in flight, before the prompts of its runs are made.
 
         Raises:
             NotReady, ExpertUnavailable: it could not be answered now.
@@ -173,7 +173,7 @@ class Gateway:
             self._join_crowd(record, num_first)
 
     def release(self, record: RequestRecord) -> None:
-        """Note the end of a request, in the house or not."""
+        """Note the end of a request, in flight or not."""
         record.ask_workers()
         if record.admitted:
             record.admitted = False
@@ -249,7 +249,7 @@ def record_of(request: Request) -> RequestRecord:
 
 @dataclass(frozen=True)
 class Admitted(Generic[BodyOf]):
-    """One inference request that counts among those in the house until ``Gateway.release``."""
+    """One inference request that counts among those in flight until ``Gateway.release``."""
 
     gateway: Gateway
     record: RequestRecord

@@ -130,7 +130,7 @@ async def observe(
     while True:
         if seen != (seen := (fleet.version, placement.version)):
             gateway.lacking_experts = lacking_experts(placement.current, fleet.workers)
-            gateway.unlike = fleet.unlike
+            gateway.other_protocol = fleet.other_protocol
         failing = gateway.failing_checks()
         admin.status.epoch = placement.epoch
         admin.status.waiting_for[:] = [str(error) for error in failing.values()]

@@ -4,6 +4,7 @@ Labels come from closed sets: route templates, the served model's name, error co
 """
 
 import asyncio
+from collections import defaultdict
 
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -132,3 +133,24 @@ async def watch_loop() -> None:
         due = loop.time() + LOOK_EVERY_S
         await asyncio.sleep(LOOK_EVERY_S)
         loop_lag_s.observe(max(0.0, loop.time() - due))
+
+
+def sums(
+    metric: Counter | Histogram, kind: str, by: str = "", **only: str
+) -> defaultdict[str, float]:
+    """Sum up the series of a metric. Those of probes and pages, which name no model, do not count.
+
+    Args:
+        metric: that is read.
+        kind: of its samples: ``total``, or ``bucket`` and ``sum`` of a histogram.
+        by: label whose values have a sum each; without it there is one, of the empty text.
+        only: values of labels that a series must have to count.
+    """
+    found: defaultdict[str, float] = defaultdict(float)
+    for family in metric.collect():
+        for sample in family.samples:
+            labels = sample.labels
+            counts = labels.get("model", "all") and only.items() <= labels.items()
+            if counts and sample.name.endswith(f"_{kind}"):
+                found[labels.get(by, "")] += sample.value
+    return found

@@ -3,7 +3,6 @@
 They are read from the gateway's own series when somebody scrapes, so nothing is counted twice.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator
 
 import prometheus_client
@@ -55,8 +54,8 @@ class VllmNames(Collector):
             yield self._histogram(name, histogram)
         for name, counter in COUNTERS.items():
             family = CounterMetricFamily(name, _text(counter), labels=_LABELS)
-            of_model = (n for of, n in _samples(counter) if of["model"] == self._model)
-            family.add_metric(self._values, sum(of_model))
+            of_model = metrics.sums(counter, "total", model=self._model)
+            family.add_metric(self._values, of_model[""])
             yield family
         yield self._finished()
 
@@ -73,16 +72,8 @@ class VllmNames(Collector):
             yield family
 
     def _histogram(self, name: str, histogram: prometheus_client.Histogram) -> Metric:
-        buckets: defaultdict[str, float] = defaultdict(float)
-        total = 0.0
-        for metric in histogram.collect():
-            for sample in metric.samples:
-                if sample.labels.get("model") != self._model:
-                    continue
-                if sample.name.endswith("_bucket"):
-                    buckets[sample.labels["le"]] += sample.value
-                elif sample.name.endswith("_sum"):
-                    total += sample.value
+        buckets = metrics.sums(histogram, "bucket", "le", model=self._model)
+        total = metrics.sums(histogram, "sum", model=self._model)[""]
         family = HistogramMetricFamily(name, _text(histogram), labels=_LABELS)
         if buckets:
             family.add_metric(self._values, list(buckets.items()), total)
@@ -94,21 +85,14 @@ class VllmNames(Collector):
             "vllm:request_success", text, labels=[*_LABELS, "finished_reason"]
         )
         counts = dict.fromkeys((*_REASONS.values(), *_OUTCOMES.values()), 0.0)
-        for labels, value in _samples(metrics.answers_finished):
-            counts[_REASONS[labels["reason"]]] += value
-        for labels, value in _samples(metrics.requests):
-            if labels["model"] == self._model and labels["outcome"] in _OUTCOMES:
-                counts[_OUTCOMES[labels["outcome"]]] += value
+        for reason, value in metrics.sums(metrics.answers_finished, "total", "reason").items():
+            counts[_REASONS[reason]] += value
+        by_outcome = metrics.sums(metrics.requests, "total", "outcome", model=self._model)
+        for outcome, reason in _OUTCOMES.items():
+            counts[reason] += by_outcome[outcome]
         for reason, value in counts.items():
             family.add_metric([*self._values, reason], value)
         return family
-
-
-def _samples(counter: prometheus_client.Counter) -> Iterator[tuple[dict[str, str], float]]:
-    for metric in counter.collect():
-        for sample in metric.samples:
-            if sample.name.endswith("_total"):
-                yield sample.labels, sample.value
 
 
 def _text(metric: prometheus_client.Counter | prometheus_client.Histogram) -> str:

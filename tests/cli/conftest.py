@@ -16,7 +16,7 @@ from tokenizers.models import BPE
 
 from moesaic.cli.machine.state import StateFile, SuiteState, process_start_time
 from moesaic.cli.main import main
-from tests.waiting import eventually
+from tests.waiting import HANG_S, eventually
 
 CONFIG = {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -132,7 +132,7 @@ def run(house: Path) -> Run:
             env=environment(**env),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=HANG_S,
         )
 
     return run

@@ -5,7 +5,6 @@ import math
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from moesaic.cli.load.generator import TimedRequest
 from moesaic.cli.load.prompts import due_times, random_prompts
 from moesaic.cli.load.report import report_of, table_of
 from tests.cli.conftest import Run
+from tests.http_servers import JsonHandler, JsonServer, serving
 from tests.waiting import HANG_S
 
 POOL = list(range(100, 140))
@@ -29,13 +29,11 @@ OF_VLLM = {
 }
 
 
-class Server(ThreadingHTTPServer):
+class Server(JsonServer):
     """Streams as many tokens as are asked for, and writes down when it did; prompts may be refused or held."""
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(Handler)
         self.lock = threading.Lock()
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
@@ -46,28 +44,24 @@ class Server(ThreadingHTTPServer):
         self.together = threading.Barrier(1)  # requests that are answered when so many have come
         self.tokenizes, self.refuses, self.counts = True, False, True
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
 
-
-class Handler(BaseHTTPRequestHandler):
+class Handler(JsonHandler):
     server: Server
 
     def do_GET(self) -> None:
-        self._whole(200, {"data": [{"id": "org/fake"}]})
+        self.answer(200, {"data": [{"id": "org/fake"}]})
 
     def do_POST(self) -> None:
         came = time.perf_counter()
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = self.body()
         server = self.server
         if self.path == "/tokenize":
             known = {"tokens": POOL[: len(body["prompt"].split())]}
-            self._whole(*((200, known) if server.tokenizes else (404, {})))
+            self.answer(*((200, known) if server.tokenizes else (404, {})))
         elif self.path == "/detokenize":
-            self._whole(200, {"prompt": " ".join(map(str, body["tokens"]))})
+            self.answer(200, {"prompt": " ".join(map(str, body["tokens"]))})
         elif server.refuses:
-            self._whole(503, {"error": {"message": "overloaded"}})
+            self.answer(503, {"error": {"message": "overloaded"}})
         else:
             with server.lock:
                 server.bodies.append(body)
@@ -79,7 +73,7 @@ class Handler(BaseHTTPRequestHandler):
             with server.lock:
                 server.now -= 1
                 server.log.append((came, left))
-            self._write("[DONE]")
+            self.event("[DONE]")
 
     def _stream(self, body: dict[str, Any]) -> list[float]:
         chat, left = "messages" in body, []
@@ -87,42 +81,21 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
         if chat:
-            self._event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
+            self.event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
         for _ in range(count):
             left.append(time.perf_counter())
-            self._event({"choices": [{"delta": {"content": "x"}} if chat else {"text": "x"}]})
+            self.event({"choices": [{"delta": {"content": "x"}} if chat else {"text": "x"}]})
         if self.server.counts:
             prompt = body["messages"][0]["content"].split() if chat else body["prompt"]
             usage = {"prompt_tokens": len(prompt), "completion_tokens": count}
-            self._event({"choices": [], "usage": usage})
+            self.event({"choices": [], "usage": usage})
         return left
-
-    def _event(self, event: Any) -> None:
-        self._write(json.dumps(event))
-
-    def _write(self, data: str) -> None:
-        self.wfile.write(f"data: {data}\n\n".encode())
-        self.wfile.flush()
-
-    def _whole(self, status: int, body: Any) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: Any) -> None:
-        pass
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with Server() as made:
-        thread = threading.Thread(target=made.serve_forever)
-        thread.start()
-        yield made
-        made.shutdown()
-        thread.join()
+    with serving(Server()) as server:
+        yield server
 
 
 def answered(number: int, sent_s: float, times: list[float], tokens: int, end_s: float) -> Any:
@@ -205,9 +178,11 @@ def test_no_answer_at_all_gives_figures_too() -> None:
 SIZES = ("--num-prompts", "6", "--random-input-len", "8", "--random-output-len", "4")
 
 
-def measured(ask: Run, house: Path, server: Server, *flags: str) -> tuple[dict[str, Any], str]:
+def measured(
+    ask: Run, house: Path, server: Server, *flags: str, **env: str
+) -> tuple[dict[str, Any], str]:
     saving = ("--save-result", "--save-detailed", "--result-filename", "result.json")
-    done = ask("bench", "serve", server.url, *saving, *flags)
+    done = ask("bench", "serve", server.url, *saving, *flags, **env)
     assert done.returncode == 0, done.stderr
     return json.loads((house / "result.json").read_text()), done.stdout
 
@@ -298,7 +273,7 @@ def test_headers_keys_and_further_fields_reach_the_server(
     ask: Run, house: Path, server: Server
 ) -> None:
     more = ("--header", "x-a=1=2", "--extra-body", '{"top_k": 5}', "--temperature", "0")
-    measured(ask, house, server, *SIZES, *more, "--api-key", "key")
+    measured(ask, house, server, *SIZES, *more, MOESAIC_API_KEY="key")
 
     assert {each["x-a"] for each in server.headers} == {"1=2"}
     assert {each["Authorization"] for each in server.headers} == {"Bearer key"}

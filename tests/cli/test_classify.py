@@ -5,36 +5,29 @@ import json
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.http_servers import JsonHandler, serving
-from tests.waiting import eventually
+from tests.http_servers import JsonHandler, JsonServer, serving
+from tests.waiting import HANG_S, eventually
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
-class Server(ThreadingHTTPServer):
+class Server(JsonServer):
     """Classifies a text into the label it contains; some texts make trouble."""
 
-    request_queue_size = 64
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(Handler)
         self.requests: list[dict[str, Any]] = []
         self.keys: set[str | None] = set()
         self.locked = False  # every key is wrong
         self.busy = 0  # requests to refuse first
         self.broken = 0  # connections to close without an answer first
         self.hold = threading.Event()  # texts with "slow" wait for it
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
 
 
 class Handler(JsonHandler):
@@ -60,7 +53,7 @@ class Handler(JsonHandler):
             error = {"message": "overloaded", "code": "overloaded"}
             self.answer(503, {"error": error}, {"Retry-After": "0"})
         elif "slow" in text:
-            self.server.hold.wait(60)
+            self.server.hold.wait(HANG_S)
             self.close_connection = True
         elif "bad" in text:
             self.answer(400, {"error": {"message": "input: too bad", "code": "invalid_request"}})

@@ -7,37 +7,30 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.http_servers import JsonHandler, serving
-from tests.waiting import eventually
+from tests.http_servers import JsonHandler, JsonServer, serving
+from tests.waiting import HANG_S, eventually
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[str]"]
 URL = "/v1/chat/completions"
 
 
-class Server(ThreadingHTTPServer):
+class Server(JsonServer):
     """Echoes prompts; some make trouble."""
 
-    request_queue_size = 64
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(Handler)
         self.prompts: list[Any] = []
         self.busy = 0  # requests to refuse first
         self.busy_status = 503
         self.locked = False
         self.hold = threading.Event()  # the prompt "slow" waits for it
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
 
 
 class Handler(JsonHandler):
@@ -60,7 +53,7 @@ class Handler(JsonHandler):
             self.answer(400, {"error": {"message": "prompt: too bad"}})
         else:
             if body["prompt"] == "slow":
-                self.server.hold.wait(60)
+                self.server.hold.wait(HANG_S)
             self.server.prompts.append(body["prompt"])
             usage = {"prompt_tokens": 3, "completion_tokens": 2}
             self.answer(200, {"text": body["prompt"], "usage": usage}, {"X-Request-Id": "req-7"})

@@ -145,7 +145,7 @@ def suite() -> dict[str, Any]:
         "model": "demo",
         "ready": True,
         "waiting_for": [],
-        "unlike": [],
+        "other_protocol": [],
         "services": services,
         "placement": None,
     }

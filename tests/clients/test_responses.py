@@ -137,35 +137,6 @@ def test_a_class_is_the_form_of_an_answer(client: openai.OpenAI) -> None:
     assert streamed.output_parsed == whole.output_parsed
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "param", "call"),
-    [
-        (openai.BadRequestError, "invalid_request", "temperature", {"temperature": 9}),
-        (openai.BadRequestError, "unsupported_parameter", "background", {"background": True}),
-        (
-            openai.BadRequestError,
-            "unsupported_parameter",
-            "tools[0].type",
-            {"tools": [{"type": "web_search"}]},
-        ),
-        (
-            openai.BadRequestError,
-            "previous_response_not_found",
-            "previous_response_id",
-            {"previous_response_id": "resp_1"},
-        ),
-        (openai.NotFoundError, "model_not_found", "model", {"model": "gpt"}),
-    ],
-)
-def test_errors_have_the_class_and_the_code(
-    client: openai.OpenAI, error: type[openai.APIStatusError], code: str, param: str, call: Any
-) -> None:
-    with pytest.raises(error) as caught:
-        client.responses.create(input="a", **{**GREEDY, **call})
-
-    assert (caught.value.code, caught.value.param) == (code, param)
-
-
 @pytest.fixture
 def agents(storing: Suite) -> Any:
     """The SDK, with this suite as its OpenAI."""

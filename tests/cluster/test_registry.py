@@ -216,22 +216,22 @@ async def test_a_worker_of_another_protocol_is_named_and_not_used(bus, record):
     newer = record("expert-1", protocol=PROTOCOL + 1, version="9.0.0")
     async with watch_fleet(bus) as fleet, registered(bus, record("expert-0")):
         async with registered(bus, newer):
-            await until(fleet, lambda f: f.workers and f.unlike)
+            await until(fleet, lambda f: f.workers and f.other_protocol)
             assert list(fleet.workers) == ["expert-0"]
-            assert fleet.unlike == {
+            assert fleet.other_protocol == {
                 "expert-1": f"not used: expert-1 speaks protocol {PROTOCOL + 1} (moesaic 9.0.0), "
                 f"this cluster {PROTOCOL}"
             }
-        await until(fleet, lambda f: not f.unlike)
+        await until(fleet, lambda f: not f.other_protocol)
 
 
 async def test_a_worker_is_used_once_it_is_started_again_with_our_protocol(bus, record):
     async with watch_fleet(bus) as fleet:
         async with registered(bus, record(protocol=PROTOCOL + 1)):
-            await until(fleet, lambda f: f.unlike)
+            await until(fleet, lambda f: f.other_protocol)
         async with registered(bus, record(generation=2, version="0.0.1")):
             await until(fleet, lambda f: "expert-0" in f.workers)
-            assert not fleet.unlike
+            assert not fleet.other_protocol
 
 
 def test_a_record_of_a_version_that_tells_no_protocol_is_of_the_first(record):

@@ -1,7 +1,6 @@
 """The chart, rendered by Helm itself: the manifests of the kustomization with values put in."""
 
 import json
-import os
 import subprocess
 import sys
 from copy import deepcopy
@@ -35,7 +34,6 @@ Manifest = dict[str, Any]
 def helm(**values: Any) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, "-c", HELM, str(CHART), json.dumps(values)],
-        env=dict(os.environ),
         capture_output=True,
         text=True,
     )

@@ -20,6 +20,7 @@ from packaging.utils import canonicalize_name
 
 import moesaic
 from tests.suites import ROOT
+from tests.waiting import HANG_S
 
 LINK = ROOT / "libs" / "moesaic" / "services"
 BUILD = "import sys; from hatchling import build; print(getattr(build, sys.argv[1])(sys.argv[2]))"
@@ -33,7 +34,7 @@ def built(what: str, source: Path, into: Path) -> Path:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=HANG_S,
     )
     return into / done.stdout.split()[-1]
 

@@ -1,7 +1,7 @@
 """Traced runs become few spans, whose times and sums are those of their steps."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,17 +12,10 @@ from moesaic.engine.sequences.requests import GenerationTask, RequestKey, Scorin
 from moesaic.errors import MoesaicError
 from moesaic.telemetry import spans
 from tests.engine.rig import NUM_LAYERS, Rig, rig
-from tests.telemetry.collector import Collector, TakenSpan, collecting
+from tests.telemetry.collector import PROCESS, Collector, TakenSpan, only
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 TRACED = f"00-{TRACE}-b7ad6b7169203331-01"
-PROCESS = {"service.name": "engine", "service.instance.id": "0"}
-
-
-@pytest.fixture
-def collector() -> Iterator[Collector]:
-    with collecting() as collector:
-        yield collector
 
 
 @asynccontextmanager
@@ -39,11 +32,6 @@ async def traced_rig(tiny_model: Any, collector: Collector) -> AsyncIterator[Rig
             yield r
     finally:
         await asyncio.to_thread(sent.__exit__, None, None, None)
-
-
-def only(taken: list[TakenSpan], name: str) -> TakenSpan:
-    [found] = [each for each in taken if each.name == name]
-    return found
 
 
 def by_parent(taken: list[TakenSpan]) -> dict[str, list[str]]:

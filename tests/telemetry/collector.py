@@ -20,6 +20,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 # As short as it may be, so that tests need not wait for spans.
 AT_ONCE = {"OTEL_BSP_SCHEDULE_DELAY": "50"}
+# What a process says of itself.
+PROCESS = {"service.name": "test", "service.instance.id": "0"}
 
 
 @dataclass(frozen=True)
@@ -67,17 +69,23 @@ class Collector(TraceServiceServicer):
 
 
 @contextmanager
-def collecting(address: str = "http://127.0.0.1:0") -> Iterator[Collector]:
-    """Take spans for the length of the block, at a free port or where another collector was."""
+def collecting() -> Iterator[Collector]:
+    """Take spans for the length of the block."""
     collector, server = Collector(), grpc.server(ThreadPoolExecutor(2))
     add_TraceServiceServicer_to_server(collector, server)
-    port = server.add_insecure_port(address.removeprefix("http://"))
+    port = server.add_insecure_port("127.0.0.1:0")
     collector.address = f"http://127.0.0.1:{port}"
     server.start()
     try:
         yield collector
     finally:
         server.stop(None).wait()
+
+
+def only(taken: list[TakenSpan], name: str) -> TakenSpan:
+    """The one span of this name."""
+    [found] = [each for each in taken if each.name == name]
+    return found
 
 
 def _value(told: AnyValue) -> Any:

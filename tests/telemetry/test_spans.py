@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -10,17 +9,10 @@ from moesaic.errors import InvalidInput
 from moesaic.services.scheduler.settings import SchedulerSettings
 from moesaic.telemetry import spans
 from moesaic.usage.reading import load_settings
-from tests.telemetry.collector import Collector, collecting
+from tests.telemetry.collector import PROCESS, Collector
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 TRACE = CALLER.split("-")[1]
-PROCESS = {"service.name": "test", "service.instance.id": "0"}
-
-
-@pytest.fixture
-def collector() -> Iterator[Collector]:
-    with collecting() as collector:
-        yield collector
 
 
 @pytest.mark.parametrize("service", ["gateway", "attention", "expert", "scheduler"])

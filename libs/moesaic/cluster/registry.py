@@ -160,14 +160,14 @@ class Fleet(Changes):
     Attributes:
         workers: records by worker id. A record is removed when its lease ends. Records stay while
             Redis is gone and for one lease after it came back, as workers could not renew.
-        unlike: why each process of another protocol is not among ``workers``, by worker id.
+        other_protocol: why each process of another protocol is not among ``workers``, by worker id.
         stale: Redis does not answer, and ``workers`` is its last answer.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.workers: dict[str, WorkerRecord] = {}
-        self.unlike: dict[str, str] = {}
+        self.other_protocol: dict[str, str] = {}
         self.stale = True
         # Generation and number by worker id, and when a record of them was last there.
         self._newest: dict[str, tuple[tuple[int, int], float]] = {}
@@ -177,7 +177,7 @@ class Fleet(Changes):
         """Read all records."""
         try:
             # Who is known is looked for also where the index cannot be read: its lease tells.
-            names = sorted({*await bus.members(_INDEX), *self.workers, *self.unlike})
+            names = sorted({*await bus.members(_INDEX), *self.workers, *self.other_protocol})
             found = await bus.get_written([lease_key(name) for name in names], _records)
         except PeerLost as error:
             if not self.stale:
@@ -193,12 +193,12 @@ class Fleet(Changes):
         # They may not have had time to come back.
         if time.monotonic() < bus.last_lost + LEASE_S:
             live = {**self.workers, **live}
-        unlike = {name: why for name, record in live.items() if (why := record.unlike_us)}
-        for name in unlike.keys() - self.unlike:
-            log.warning("fleet.other_protocol", worker_id=name, cause=unlike[name])
-        live = {name: record for name, record in live.items() if name not in unlike}
-        if live != self.workers or unlike != self.unlike or self.stale:
-            self.workers, self.unlike, self.stale = live, unlike, False
+        other_protocol = {name: why for name, record in live.items() if (why := record.unlike_us)}
+        for name in other_protocol.keys() - self.other_protocol:
+            log.warning("fleet.other_protocol", worker_id=name, cause=other_protocol[name])
+        live = {name: record for name, record in live.items() if name not in other_protocol}
+        if live != self.workers or other_protocol != self.other_protocol or self.stale:
+            self.workers, self.other_protocol, self.stale = live, other_protocol, False
             self.note_change()
 
     def _is_current(self, bus: Bus, name: str, record: WorkerRecord, number: int) -> bool:

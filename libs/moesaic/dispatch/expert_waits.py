@@ -1,5 +1,6 @@
 """WaitTally: the time that steps of one dispatcher spend because experts are in other processes."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -66,24 +67,23 @@ class Work:
     """Work of expert workers, as they tell it.
 
     Attributes:
-        seconds: by worker id, of all layers.
+        took_ns: by worker id, of all layers.
         layers: by worker id, of all steps.
     """
 
-    seconds: dict[str, float] = field(default_factory=dict)
-    layers: dict[str, int] = field(default_factory=dict)
+    took_ns: Counter[str] = field(default_factory=Counter)
+    layers: Counter[str] = field(default_factory=Counter)
 
-    def add(self, worker_id: str, took_ns: int, layers: int = 1) -> None:
-        """Count the time of a worker; 0: it computed nothing, or does not tell."""
+    def add(self, worker_id: str, took_ns: int) -> None:
+        """Count the time of a worker for one layer; 0: it computed nothing, or does not tell."""
         if took_ns:
-            self.seconds[worker_id] = self.seconds.get(worker_id, 0.0) + took_ns * 1e-9
-            self.layers[worker_id] = self.layers.get(worker_id, 0) + layers
+            self.took_ns[worker_id] += took_ns
+            self.layers[worker_id] += 1
 
     def and_also(self, more: "Work") -> None:
         """Add those of more steps."""
-        for worker_id, seconds in more.seconds.items():
-            self.seconds[worker_id] = self.seconds.get(worker_id, 0.0) + seconds
-            self.layers[worker_id] = self.layers.get(worker_id, 0) + more.layers[worker_id]
+        self.took_ns.update(more.took_ns)
+        self.layers.update(more.layers)
 
 
 @runtime_checkable

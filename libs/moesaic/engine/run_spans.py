@@ -221,13 +221,13 @@ class RunSpans(Observer):
         span = self._child(parent, name, note.start_ns, note.end_ns, note.attributes)
         if span is None:
             return
-        for worker_id, seconds in note.work.seconds.items():
+        for worker_id, took_ns in note.work.took_ns.items():
             # When they began is not known; they take turns with attention, so they are shorter than the steps.
-            end_ns = min(note.end_ns, note.start_ns + round(seconds * 1e9))
+            end_ns = min(note.end_ns, note.start_ns + took_ns)
             attributes: Attributes = {
                 "moesaic.worker_id": worker_id,
                 "moesaic.layers": note.work.layers[worker_id],
-                "moesaic.computed_s": seconds,
+                "moesaic.computed_s": took_ns * 1e-9,
             }
             self._child(span, "experts", note.start_ns, end_ns, attributes)
         # One step alone is the phase.

@@ -14,11 +14,6 @@ CONFIG = Flag(
     group="",
     description="YAML file of settings, by the names of their flags: 'max-num-seqs: 32'",
     form="<file>",
-    bounds="",
-    default="",
-    required=False,
-    secret=False,
-    on=False,
 )
 _LARGEST = 1 << 20  # bytes
 # Options of 'moesaic up' that no variable gives.

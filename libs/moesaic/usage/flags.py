@@ -63,12 +63,12 @@ class Flag:
     field: str
     group: str
     description: str
-    form: str
-    bounds: str
-    default: str
-    required: bool
-    secret: bool
-    on: bool  # a switch that is on by default
+    form: str = ""
+    bounds: str = ""
+    default: str = ""
+    required: bool = False
+    secret: bool = False
+    on: bool = False  # a switch that is on by default
     modes: tuple[str, ...] = ()  # values of --dispatch that have it; none: all
 
     @property

@@ -10,17 +10,7 @@ from collections.abc import Sequence
 from moesaic.usage.config_file import CONFIG
 from moesaic.usage.flags import MODEL, Flag
 
-HELP = Flag(
-    field="help",
-    group="",
-    description="show this message and exit",
-    form="",
-    bounds="",
-    default="",
-    required=False,
-    secret=False,
-    on=False,
-)
+HELP = Flag(field="help", group="", description="show this message and exit")
 SOURCES = (
     "A flag such as --log-level overrides the variable MOESAIC_LOG_LEVEL. The variable overrides a file "
     "moesaic_log_level in /run/secrets or the directory MOESAIC_SECRETS_DIR. The file of --config is last."

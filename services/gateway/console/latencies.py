@@ -3,10 +3,9 @@
 import time
 from bisect import bisect_left
 from collections import deque
-from itertools import pairwise
 from typing import NamedTuple
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Histogram
 
 from moesaic.services.gateway import metrics
 from moesaic.services.gateway.console.state import Quantiles, Traffic
@@ -51,25 +50,10 @@ class Counted(NamedTuple):
 
 
 def counted(histogram: Histogram) -> Counted:
-    """Read a histogram, summed over its labels. Probes and pages, which name no model, do not count."""
-    by_bound: dict[float, float] = {}
-    for family in histogram.collect():
-        for sample in family.samples:
-            if sample.name.endswith("_bucket") and sample.labels.get("model", "all"):
-                bound = float(sample.labels["le"])
-                by_bound[bound] = by_bound.get(bound, 0.0) + sample.value
+    """Read a histogram, summed over its labels."""
+    by_bound = {float(le): num for le, num in metrics.sums(histogram, "bucket", "le").items()}
     bounds = sorted(by_bound)
     return Counted(bounds, [by_bound[bound] for bound in bounds])
-
-
-def total_of(counter: Counter) -> float:
-    """Read a counter, summed over its labels, without probes and pages."""
-    samples = (sample for family in counter.collect() for sample in family.samples)
-    return sum(
-        sample.value
-        for sample in samples
-        if sample.name.endswith("_total") and sample.labels.get("model", "all")
-    )
 
 
 class _Sample(NamedTuple):
@@ -95,13 +79,11 @@ class TrafficWindow:
         """
         now = _Sample(
             time.monotonic(),
-            total_of(metrics.requests),
+            metrics.sums(metrics.requests, "total")[""],
             *(counted(each) for each in (metrics.ttft_s, metrics.itl_s, metrics.e2e_s)),
         )
         self._samples.append(now)
-        while any(
-            after.at_s <= now.at_s - WINDOW_S for _, after in list(pairwise(self._samples))[:1]
-        ):
+        while len(self._samples) > 1 and self._samples[1].at_s <= now.at_s - WINDOW_S:
             self._samples.popleft()
         first = self._samples[0]
         window_s = now.at_s - first.at_s

@@ -21,7 +21,7 @@ from moesaic.services.gateway.fields.messages import (
     FunctionWire,
 )
 from moesaic.services.gateway.fields.response_items import ItemWire, Messages
-from moesaic.services.gateway.http.problems import invalid_fields
+from moesaic.services.gateway.http.problems import invalid_body
 
 MAX_ITEMS = 4096
 LOGPROBS = "message.output_text.logprobs"  # in include
@@ -189,8 +189,7 @@ def chat_of(body: ResponsesWire, messages: Messages) -> ChatWire:
     try:
         return ChatWire.model_validate(fields)
     except ValidationError as error:
-        found = error.errors(include_url=False)
-        raise invalid_fields([{**one, "loc": ("body", *one["loc"])} for one in found]) from None
+        raise invalid_body(error) from None
 
 
 def _nested(tool: FlatToolWire) -> dict[str, Any]:

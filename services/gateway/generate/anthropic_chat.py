@@ -15,7 +15,7 @@ from moesaic.services.gateway.fields.anthropic import (
 from moesaic.services.gateway.fields.anthropic_turns import errors_told, turns_of_fields
 from moesaic.services.gateway.fields.bodies import InferenceWire
 from moesaic.services.gateway.fields.generating import ChatWire
-from moesaic.services.gateway.http.problems import invalid_fields
+from moesaic.services.gateway.http.problems import invalid_body
 from moesaic.services.gateway.language import Language
 
 _MODES = {"auto": "auto", "any": "required", "none": "none"}
@@ -53,9 +53,7 @@ def chat_of(body: AnthropicFields, language: Language) -> TranslatedChat:
     try:
         return TranslatedChat(ChatWire.model_validate(told), ignored)
     except ValidationError as error:
-        raise invalid_fields(
-            [{**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False)]
-        ) from error
+        raise invalid_body(error) from error
 
 
 def _generation(body: MessagesWire) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from http import HTTPStatus
 from typing import Any
 
 from moesaic.services.gateway.http.problems import HttpProblem
-from moesaic.services.gateway.replies.accounts import Provenance, Usage
+from moesaic.services.gateway.replies.accounts import Provenance, Usage, response_usage
 from moesaic.services.gateway.replies.generating import (
     CalledFunctionReply,
     ChatChunkChoice,
@@ -24,7 +24,6 @@ from moesaic.services.gateway.replies.responses import (
     ResponseEvent,
     ResponseFailure,
     Status,
-    response_usage,
 )
 
 Events = list[ResponseEvent]

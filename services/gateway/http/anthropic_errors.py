@@ -13,6 +13,7 @@ import msgspec
 from starlette.responses import Response
 
 from moesaic.errors import Overloaded
+from moesaic.services.gateway.access import is_below
 from moesaic.services.gateway.http.problems import HttpProblem
 
 PATH = "/v1/messages"
@@ -60,7 +61,7 @@ class AnthropicErrorReply(msgspec.Struct, tag_field="type", tag="error"):
 
 def is_anthropics(path: str) -> bool:
     """Tell if a path belongs to Anthropic's API."""
-    return path == PATH or path.startswith(f"{PATH}/")
+    return is_below(path, PATH)
 
 
 def message_field(name: str) -> str:

@@ -49,9 +49,7 @@ def answers(
     """
     content = {"application/json": {"schema": _schema_of(reply)}}
     if stream is not None:
-        content["text/event-stream"] = {
-            "itemSchema": _named_event_of(stream) if named else _event_of(stream)
-        }
+        content["text/event-stream"] = {"itemSchema": _event_of(stream, named)}
     described: dict[str, Any] = {"content": content}
     if 400 in errors:
         names = "Fields of the body that are not known here and changed nothing"
@@ -121,20 +119,17 @@ def _error(status: int) -> dict[str, Any]:
     return described
 
 
-def _event_of(kind: Any) -> dict[str, Any]:
-    """Describe one server-sent event: an object of this kind, at the end perhaps an error, last ``[DONE]``."""
-    objects = {"anyOf": [_schema_of(kind), _schema_of(ErrorReply)]}
-    as_json = {"contentMediaType": "application/json", "contentSchema": objects}
-    data = {"type": "string", "anyOf": [{"const": "[DONE]"}, as_json]}
-    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
+def _event_of(kind: Any, named: bool) -> dict[str, Any]:
+    """Describe one server-sent event: an object, whose type is its name.
 
-
-def _named_event_of(kind: Any) -> dict[str, Any]:
-    """Describe one server-sent event that has the name of its object's type."""
-    as_json = {"contentMediaType": "application/json", "contentSchema": _schema_of(kind)}
-    data = {"type": "string", **as_json}
-    properties = {"event": {"type": "string"}, "data": data}
-    return {"type": "object", "properties": properties, "required": ["event", "data"]}
+    Without names an error may stand at the end, and ``[DONE]`` is last.
+    """
+    content = _schema_of(kind if named else kind | ErrorReply)
+    as_json = {"contentMediaType": "application/json", "contentSchema": content}
+    may_be: dict[str, Any] = as_json if named else {"anyOf": [{"const": "[DONE]"}, as_json]}
+    properties: dict[str, Any] = {"event": {"type": "string"}} if named else {}
+    properties["data"] = {"type": "string", **may_be}
+    return {"type": "object", "properties": properties, "required": list(properties)}
 
 
 def _schema_of(kind: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import msgspec
+from pydantic import ValidationError
 from starlette.responses import Response
 
 from moesaic.errors import InvalidInput, ModelNotFound, MoesaicError
@@ -131,6 +132,12 @@ def invalid_fields(errors: Sequence[Any]) -> InvalidInput:
     more = f" (and {len(errors) - MAX_PROBLEMS} more)" if len(errors) > MAX_PROBLEMS else ""
     field, _, first = parts[0].partition(": ")
     return InvalidInput(field, "; ".join([first, *parts[1:]])[:MAX_MESSAGE_CHARS] + more)
+
+
+def invalid_body(error: ValidationError) -> InvalidInput:
+    """Make one error out of a validator's, whose paths begin within the body."""
+    told = error.errors(include_url=False)
+    return invalid_fields([{**one, "loc": ("body", *one["loc"])} for one in told])
 
 
 def field_name(loc: Sequence[str | int]) -> str:

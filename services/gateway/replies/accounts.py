@@ -27,6 +27,41 @@ def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> 
     return Usage(prompt_tokens, completion_tokens, total, {"cached_tokens": cached_tokens})
 
 
+class InputDetails(msgspec.Struct):
+    """Input tokens that need not be computed, and those kept for later, which nobody pays for here."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class OutputDetails(msgspec.Struct):
+    """Output tokens that were not given."""
+
+    reasoning_tokens: int = 0
+
+
+class ResponseUsage(msgspec.Struct):
+    """Tokens that a response took, or questions, for which none are generated."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+def response_usage(usage: Usage) -> ResponseUsage:
+    """Write a chat's usage as responses have it."""
+    details = usage.completion_tokens_details or {}
+    return ResponseUsage(
+        usage.prompt_tokens,
+        InputDetails(usage.prompt_tokens_details["cached_tokens"]),
+        usage.completion_tokens,
+        OutputDetails(details.get("reasoning_tokens", 0)),
+        usage.total_tokens,
+    )
+
+
 class EpochTokens(msgspec.Struct):
     """Tokens computed under one placement."""
 

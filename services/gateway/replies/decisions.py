@@ -6,7 +6,7 @@ say something else. All answers that are read off a prompt have it.
 
 import msgspec
 
-from moesaic.services.gateway.replies.accounts import Provenance
+from moesaic.services.gateway.replies.accounts import Provenance, ResponseUsage
 
 
 class PredicateAnswer(msgspec.Struct, kw_only=True, tag_field="type", tag="predicate"):
@@ -52,33 +52,10 @@ class ScoreAnswer(msgspec.Struct, kw_only=True, tag_field="type", tag="score"):
     label_mass: float
 
 
-class InputDetails(msgspec.Struct):
-    """Input tokens that need not be computed, and those kept for later, which nobody pays for here."""
-
-    cached_tokens: int
-    cache_write_tokens: int = 0
-
-
-class OutputDetails(msgspec.Struct):
-    """Output tokens that were not given."""
-
-    reasoning_tokens: int = 0
-
-
-class DecisionUsage(msgspec.Struct):
-    """Tokens that the questions took; none are generated."""
-
-    input_tokens: int
-    input_tokens_details: InputDetails
-    output_tokens: int
-    output_tokens_details: OutputDetails
-    total_tokens: int
-
-
 class Decisions(msgspec.Struct, kw_only=True):
     """Answer of ``/v1/decisions``, in the order of the questions."""
 
     model: str
     answers: list[PredicateAnswer | ChoiceAnswer | ScoreAnswer]
-    usage: DecisionUsage
+    usage: ResponseUsage
     moesaic: Provenance

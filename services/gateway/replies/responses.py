@@ -4,8 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from moesaic.services.gateway.replies.accounts import Provenance, Usage
-from moesaic.services.gateway.replies.decisions import InputDetails, OutputDetails
+from moesaic.services.gateway.replies.accounts import Provenance, ResponseUsage
 from moesaic.services.gateway.replies.generating import ChosenToken
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
@@ -54,28 +53,6 @@ class FunctionCallItem(msgspec.Struct, tag_field="type", tag="function_call", kw
 
 
 OutputItem = OutputMessage | ReasoningItem | FunctionCallItem
-
-
-class ResponseUsage(msgspec.Struct):
-    """Tokens that a response took."""
-
-    input_tokens: int
-    input_tokens_details: InputDetails
-    output_tokens: int
-    output_tokens_details: OutputDetails
-    total_tokens: int
-
-
-def response_usage(usage: Usage) -> ResponseUsage:
-    """Write a chat's usage as responses have it."""
-    details = usage.completion_tokens_details or {}
-    return ResponseUsage(
-        usage.prompt_tokens,
-        InputDetails(usage.prompt_tokens_details["cached_tokens"]),
-        usage.completion_tokens,
-        OutputDetails(details.get("reasoning_tokens", 0)),
-        usage.total_tokens,
-    )
 
 
 class ResponseFailure(msgspec.Struct):

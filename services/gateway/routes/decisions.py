@@ -18,14 +18,11 @@ from moesaic.services.gateway.gateway import Gateway, admit
 from moesaic.services.gateway.http.openapi import INFERENCE, answers
 from moesaic.services.gateway.http.reply import reply
 from moesaic.services.gateway.language import PER_MESSAGE_CHARS
-from moesaic.services.gateway.replies.accounts import Usage
+from moesaic.services.gateway.replies.accounts import response_usage
 from moesaic.services.gateway.replies.decisions import (
     ChoiceAnswer,
     Decisions,
-    DecisionUsage,
-    InputDetails,
     LevelProbability,
-    OutputDetails,
     PredicateAnswer,
     ScoreAnswer,
     ValueProbability,
@@ -51,7 +48,7 @@ async def decide(body: DecisionsWire, request: Request) -> Response:
         decisions = Decisions(
             model=gateway.model_name,
             answers=[_answer(*one) for one in asked],
-            usage=_usage(told.usage),
+            usage=response_usage(told.usage),
             moesaic=told.provenance,
         )
         return reply(decisions)
@@ -100,11 +97,6 @@ def _answer(
             label_mass=mass,
         )
     return PredicateAnswer(name=wire.name, probability=shares[0], label_mass=mass)
-
-
-def _usage(usage: Usage) -> DecisionUsage:
-    cached = InputDetails(usage.prompt_tokens_details["cached_tokens"])
-    return DecisionUsage(usage.prompt_tokens, cached, 0, OutputDetails(), usage.total_tokens)
 
 
 def _num_chars(body: DecisionsWire, num_bytes: int) -> int:

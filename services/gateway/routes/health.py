@@ -22,7 +22,7 @@ class Readiness(msgspec.Struct, omit_defaults=True):
 
     status: str
     failing: dict[str, str]
-    unlike: dict[str, str] = {}
+    other_protocol: dict[str, str] = {}
 
 
 _READINESS = answers(Readiness)
@@ -50,9 +50,9 @@ async def readyz(request: Request) -> Response:
     gateway = gateway_of(request)
     failing = gateway.failing_checks()
     if not failing:
-        return reply(Readiness("ok", {}, gateway.unlike))
+        return reply(Readiness("ok", {}, gateway.other_protocol))
     told = {name: str(error) for name, error in failing.items()}
-    answer = reply(Readiness("not ready", told, gateway.unlike))
+    answer = reply(Readiness("not ready", told, gateway.other_protocol))
     answer.status_code = 503
     answer.headers.update(problem_of(next(iter(failing.values()))).headers())
     return answer

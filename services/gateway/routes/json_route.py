@@ -17,7 +17,7 @@ from moesaic.errors import InvalidInput, MoesaicError
 from moesaic.json_texts import TOO_DEEP, JsonRoom, pieces_of, too_deep
 from moesaic.services.gateway.fields.bodies import InferenceWire, check_extras
 from moesaic.services.gateway.gateway import gateway_of, record_of
-from moesaic.services.gateway.http.problems import NO_OBJECT, field_name, invalid_fields
+from moesaic.services.gateway.http.problems import NO_OBJECT, field_name, invalid_body
 from moesaic.services.gateway.http.request_record import ClientClosed
 
 MAX_NAMED_STEPS = 8  # how deep into a body an error points
@@ -174,8 +174,7 @@ def _handler(
         try:
             body = body_type.model_validate(decoded)
         except ValidationError as error:
-            told = error.errors(include_url=False)
-            raise invalid_fields([{**one, "loc": ("body", *one["loc"])} for one in told]) from error
+            raise invalid_body(error) from error
         return body, check_extras(body)
 
     async def handle(request: Request) -> Response:

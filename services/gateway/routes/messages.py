@@ -14,7 +14,6 @@ from moesaic.services.gateway.http.anthropic_errors import AnthropicErrorReply, 
 from moesaic.services.gateway.http.openapi import INFERENCE, READS_BODY, answers
 from moesaic.services.gateway.http.reply import reply
 from moesaic.services.gateway.http.request_record import RequestRecord
-from moesaic.services.gateway.language import MAX_LISTED
 from moesaic.services.gateway.replies.anthropic import MessageEvent, MessageReply, TokenCount
 from moesaic.services.gateway.routes.json_route import JsonRoute
 
@@ -58,8 +57,7 @@ async def count_tokens(body: CountTokensWire, request: Request) -> Response:
     gateway.check(record, body)
     language = gateway.language
     chat, ignored = await language.work(record.num_bytes, chat_of, body, language)
-    most = max(language.max_tokens, MAX_LISTED)
-    encoded = await encode_chat(gateway, record, chat, most)
+    encoded = await encode_chat(gateway, record, chat, language.max_listed)
     _name_ignored(record, ignored)
     return reply(TokenCount(len(encoded.prompt)))
 

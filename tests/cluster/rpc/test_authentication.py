@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -38,6 +37,7 @@ from moesaic.v1 import (
     ranks_pb2,  # noqa: F401
     scheduler_pb2,  # noqa: F401
 )
+from tests.certificates import certificate
 from tests.system.strangers.messages import call_of
 
 SECRET, NONE = Credentials(b"the secret"), Credentials()
@@ -252,26 +252,12 @@ async def test_nobody_listens_beyond_this_machine_without_a_secret(settings, nam
 # Certificates
 
 
-def made_by_openssl(directory: Path, name: str, *, ca: Path | None) -> None:
-    """A key and a certificate; an authority's own if none is given."""
-    base = directory / name
-    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    signer = ("-CA", f"{ca}.pem", "-CAkey", f"{ca}.key") if ca else ()
-    subject = ("-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:cluster.internal")
-    out = ("-keyout", f"{base}.key", "-out", f"{base}.pem", "-days", "2")
-    subprocess.run(
-        ["openssl", "req", "-x509", *key, *signer, *subject, *out], check=True, capture_output=True
-    )
-
-
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl makes the certificates")
     directory = tmp_path_factory.mktemp("certificates")
     for ca, leaf in (("ca", "service"), ("other-ca", "stranger")):
-        made_by_openssl(directory, ca, ca=None)
-        made_by_openssl(directory, leaf, ca=directory / ca)
+        certificate(directory, ca, of="DNS:cluster.internal")
+        certificate(directory, leaf, of="DNS:cluster.internal", ca=ca)
     return directory
 
 

@@ -9,20 +9,13 @@ from prometheus_client import REGISTRY
 
 from moesaic.cluster.security.expiry import expiry_s, show_expiry
 from moesaic.cluster.security.tls import Tls
+from tests.certificates import certificate
 
 NAME = "moesaic_tls_certificate_expiry_timestamp_seconds"
 
 
-def certificate(directory: Path, *options: str) -> bytes:
-    files = "-keyout", str(directory / "key"), "-out", str(directory / "cert")
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    command += ["-nodes", "-subj", "/CN=moesaic.internal", *options, *files]
-    subprocess.run(command, check=True, capture_output=True)
-    return (directory / "cert").read_bytes()
-
-
-def told_by_openssl(directory: Path) -> float:
-    command = ["openssl", "x509", "-in", str(directory / "cert"), "-noout", "-enddate"]
+def told_by_openssl(cert: Path) -> float:
+    command = ["openssl", "x509", "-in", str(cert), "-noout", "-enddate"]
     told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     when = datetime.strptime(told.strip(), "notAfter=%b %d %H:%M:%S %Y GMT")
     return when.replace(tzinfo=UTC).timestamp()
@@ -30,10 +23,10 @@ def told_by_openssl(directory: Path) -> float:
 
 @pytest.mark.parametrize("days", ["1", "9000", "36500"])  # the last two are written in two ways
 def test_the_expiry_is_that_which_openssl_tells(days: str, tmp_path: Path) -> None:
-    pem = certificate(tmp_path, "-days", days, "-addext", "basicConstraints=critical,CA:FALSE")
+    cert = certificate(tmp_path, "own", "-addext", "basicConstraints=critical,CA:FALSE", days=days)
 
-    assert expiry_s(pem) == told_by_openssl(tmp_path)
-    assert expiry_s(b"a line before\n" + pem) == told_by_openssl(tmp_path)
+    assert expiry_s(cert.read_bytes()) == told_by_openssl(cert)
+    assert expiry_s(b"a line before\n" + cert.read_bytes()) == told_by_openssl(cert)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +47,7 @@ def test_what_is_no_certificate_is_refused_and_stops_nothing(pem: bytes) -> None
 
 
 def test_no_cut_or_changed_certificate_raises_another_error(tmp_path: Path) -> None:
-    pem = certificate(tmp_path)
+    pem = certificate(tmp_path, "own").read_bytes()
     body = pem.split(b"\n")
     for line in range(1, len(body) - 2):
         for changed in (body[:line] + body[line + 1 :], [*body[:line], body[1], *body[line:]]):
@@ -62,8 +55,9 @@ def test_no_cut_or_changed_certificate_raises_another_error(tmp_path: Path) -> N
 
 
 def test_both_certificates_are_shown(tmp_path: Path) -> None:
-    pem = certificate(tmp_path)
+    cert = certificate(tmp_path, "own")
+    pem = cert.read_bytes()
     show_expiry(Tls(pem, b"", pem))
 
     for which in ("own", "authority"):
-        assert REGISTRY.get_sample_value(NAME, {"certificate": which}) == told_by_openssl(tmp_path)
+        assert REGISTRY.get_sample_value(NAME, {"certificate": which}) == told_by_openssl(cert)

@@ -216,7 +216,7 @@ async def test_the_work_of_each_worker_is_told_once(
         await c.check()
         work, again = c.routed.take_work(), c.routed.take_work()
 
-    assert set(work.layers) == set(work.seconds) == {"expert-0", "expert-1"}
-    assert all(seconds > 0 for seconds in work.seconds.values())
+    assert set(work.layers) == set(work.took_ns) == {"expert-0", "expert-1"}
+    assert all(took_ns > 0 for took_ns in work.took_ns.values())
     assert all(layers % NUM_LAYERS == 0 for layers in work.layers.values())
     assert again == Work()

@@ -22,13 +22,13 @@ from moesaic.services.gateway.app import make_app
 from moesaic.services.gateway.console.collector import Collector
 from moesaic.services.gateway.console.experts import expert_map, held_by_workers, shares_of_workers
 from moesaic.services.gateway.console.inflight import waits_for
-from moesaic.services.gateway.console.latencies import Counted, counted, total_of
+from moesaic.services.gateway.console.latencies import Counted, counted
 from moesaic.services.gateway.console.state import ClusterState, ExpertMap
 from moesaic.services.gateway.main import http_server
 from moesaic.services.gateway.workers.run import Run
 from moesaic.v1.scheduler_pb2 import LayerActivations, SchedulerServiceGetActivationsResponse
 from tests.gateway.conftest import House, OpenHouse
-from tests.waiting import until
+from tests.waiting import HANG_S, until
 
 BOUNDS = (0.01, 0.1, 1.0)
 
@@ -293,13 +293,13 @@ async def test_an_open_page_takes_no_place_of_its_tenant(
 
 
 async def test_probes_and_pages_are_no_traffic(open_house: OpenHouse, scripts: Any) -> None:
-    before = total_of(metrics.requests)
+    before = metrics.sums(metrics.requests, "total")[""]
     async with open_house(scripts.says("yes")) as house:
         for _ in range(5):
             await house.client.get("/livez")
-        assert total_of(metrics.requests) == before
+        assert metrics.sums(metrics.requests, "total")[""] == before
         await house.client.post("/v1/completions", json={"prompt": "say"})
-        await until(lambda: total_of(metrics.requests) == before + 1)
+        await until(lambda: metrics.sums(metrics.requests, "total")[""] == before + 1)
 
 
 async def test_a_service_that_does_not_answer_is_shown_without_load(open_house: OpenHouse) -> None:
@@ -308,7 +308,7 @@ async def test_a_service_that_does_not_answer_is_shown_without_load(open_house: 
             house, record("attention-0", "attention"), record("scheduler", "scheduler")
         )
         async with collector.watching():
-            state = await asyncio.wait_for(collector.state(), 60)
+            state = await asyncio.wait_for(collector.state(), HANG_S)
     assert [(each.id, each.load) for each in state.services] == [
         ("attention-0", None),
         ("scheduler", None),

@@ -250,12 +250,12 @@ async def test_services_of_another_protocol_are_named_while_others_serve(
 ) -> None:
     async with open_house(scripts.says("yes")) as house:
         before = await house.client.get("/readyz")
-        house.gateway.unlike = {"expert-1": "not used: expert-1 speaks protocol 2"}
+        house.gateway.other_protocol = {"expert-1": "not used: expert-1 speaks protocol 2"}
         after = await house.client.get("/readyz")
 
     assert (before.status_code, before.json()) == (200, {"status": "ok", "failing": {}})
     assert (after.status_code, after.json()["status"]) == (200, "ok")
-    assert after.json()["unlike"] == {"expert-1": "not used: expert-1 speaks protocol 2"}
+    assert after.json()["other_protocol"] == {"expert-1": "not used: expert-1 speaks protocol 2"}
 
 
 async def test_too_many_requests_are_refused_at_the_door(open_house, scripts) -> None:

@@ -12,28 +12,17 @@ import pytest
 
 from moesaic.errors import InvalidInput
 from moesaic.services.gateway.http.certificates import Certificates
+from tests.certificates import certificate
 from tests.waiting import HANG_S, until
 
 NAMES = ("first", "second", "client", "stranger")
 
 
-def made_by_openssl(directory: Path, name: str) -> None:
-    """A key and a certificate that is its own authority."""
-    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
-    subject = ("-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1")
-    out = ("-keyout", str(directory / f"{name}.key"), "-out", str(directory / f"{name}.pem"))
-    subprocess.run(
-        ["openssl", "req", "-x509", *key, *subject, *out], check=True, capture_output=True
-    )
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl makes the certificates")
     directory = tmp_path_factory.mktemp("certificates")
     for name in NAMES:
-        made_by_openssl(directory, name)
+        certificate(directory, name)
     return directory
 
 

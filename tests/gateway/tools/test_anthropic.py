@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.tools.test_answers import SAID
+from tests.gateway.routes.test_responses import events_of
+from tests.gateway.tools.test_answers import SAID, every_family
 
 PATH = "/v1/messages"
 WEATHER: dict[str, Any] = {
@@ -28,17 +29,6 @@ BODY: dict[str, Any] = {
     "tools": [WEATHER, NOW],
     "thinking": {"type": "adaptive"},
 }
-every_family = pytest.mark.parametrize("family", SAID)
-
-
-def events(text: str) -> list[Any]:
-    """Read a stream, of which each event has the name of its type."""
-    told = []
-    for block in text.removesuffix("\n\n").split("\n\n"):
-        name, data = block.split("\n")
-        told.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {told[-1]['type']}"
-    return told
 
 
 def accumulated(told: list[Any]) -> Any:
@@ -107,7 +97,7 @@ async def test_a_stream_brings_the_same_message(open_house, scripts, family: str
         streamed = await house.client.post(PATH, json={**BODY, "stream": True})
         whole = (await house.client.post(PATH, json=BODY)).json()
 
-    told = events(streamed.text)
+    told = events_of(streamed.text)
     starts = [e["content_block"] for e in told if e["type"] == "content_block_start"]
     assert streamed.headers["content-type"].startswith("text/event-stream")
     assert {block.get("text", "") + block.get("thinking", "") for block in starts} == {""}
@@ -120,7 +110,7 @@ async def test_thinking_is_empty_or_absent_on_demand(open_house, scripts, stream
     async def answer(thinking: Any) -> Any:
         body = {**BODY, "thinking": thinking, "stream": stream}
         response = await house.client.post(PATH, json=body)
-        return accumulated(events(response.text)) if stream else response.json()
+        return accumulated(events_of(response.text)) if stream else response.json()
 
     async with open_house(scripts.says(SAID["hermes"])) as house:
         omitted = await answer({"type": "adaptive", "display": "omitted"})

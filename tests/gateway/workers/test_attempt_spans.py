@@ -1,27 +1,18 @@
 """A traced request has a span for each attempt: until it has a worker, and until that has ended it."""
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from moesaic.telemetry import spans
 from moesaic.v1 import attention_pb2 as pb
-from tests.telemetry.collector import Collector, TakenSpan, collecting
+from tests.telemetry.collector import PROCESS, Collector, TakenSpan
 
 TEXT = "this is a story about a house"
 BODY = {"prompt": "hello", "max_tokens": 100}
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 HEADERS = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}
-PROCESS = {"service.name": "gateway", "service.instance.id": "0"}
-
-
-@pytest.fixture
-def collector() -> Iterator[Collector]:
-    """All spans are there once ``sent`` is over."""
-    with collecting() as collector:
-        yield collector
 
 
 @pytest.fixture

@@ -1,16 +1,13 @@
 """An API server of tests: HTTPS with a certificate of its own, tokens, roles, and versions of objects."""
 
-import shutil
 import ssl
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from tests.certificates import certificate
 from tests.http_servers import JsonHandler, serving
 
 
@@ -107,12 +104,6 @@ def cluster_in(directory: Path) -> Iterator[FakeCluster]:
 
 def certificate_in(directory: Path) -> Path:
     """Make a certificate for 127.0.0.1 that is its own authority, ``ca.crt``; returns its key's file."""
-    if shutil.which("openssl") is None:
-        pytest.skip("needs the openssl command, to make a certificate")
     directory.mkdir(exist_ok=True)
-    options = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-    names = ["-subj", "/CN=test", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
-    files = ["-keyout", str(directory / "tls.key"), "-out", str(directory / "ca.crt")]
-    command = ["openssl", *options, *names, *files]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    certificate(directory, "tls").rename(directory / "ca.crt")
     return directory / "tls.key"

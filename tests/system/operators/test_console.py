@@ -4,7 +4,6 @@ import msgspec
 
 from moesaic.services.gateway.console.state import ClusterState, ExpertMap
 from tests.suites import Suite
-from tests.waiting import eventually
 
 
 def state_of(suite: Suite) -> ClusterState:
@@ -17,10 +16,9 @@ def state_of(suite: Suite) -> ClusterState:
 def test_processes_experts_and_decisions_of_a_suite_are_shown(disaggregated: Suite) -> None:
     answer = disaggregated.cli("generate", "Once upon a time", "--max-tokens", "20")
     assert answer.returncode == 0, answer.stderr
-    state = state_of(disaggregated)
     with disaggregated.client() as client:
         experts = msgspec.json.decode(client.get("/v1/moesaic/experts").content, type=ExpertMap)
-        state = eventually(lambda: _with_rate(disaggregated))
+    state = _with_rate(disaggregated)
 
     by_role: dict[str, list[str]] = {}
     for service in state.services:
@@ -35,7 +33,7 @@ def test_processes_experts_and_decisions_of_a_suite_are_shown(disaggregated: Sui
     assert any(decision.kind == "placement" for decision in state.decisions)
 
 
-def _with_rate(suite: Suite) -> ClusterState | None:
+def _with_rate(suite: Suite) -> ClusterState:
     """Wait for a second sample, which rates take."""
     with suite.client() as client, client.stream("GET", "/v1/moesaic/events") as response:
         for line in response.iter_lines():
@@ -44,7 +42,7 @@ def _with_rate(suite: Suite) -> ClusterState | None:
                 loads = [each.load for each in state.services if each.role == "attention"]
                 if loads and all(load and load.rows_per_s is not None for load in loads):
                     return state
-    return None
+    raise AssertionError("the events ended before there were rates")
 
 
 def test_top_prints_the_same_once_where_there_is_no_terminal(disaggregated: Suite) -> None:

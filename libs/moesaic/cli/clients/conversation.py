@@ -66,7 +66,7 @@ class TurnFacts:
         return [(name, str(value)) for name, value in known.items() if value is not None]
 
 
-class Conversation:
+class Talk:
     """Messages and parameters for a model, and the last turn."""
 
     def __init__(self, client: "httpx.Client", model: str) -> None:

@@ -20,10 +20,10 @@ async def readiness(client: httpx.AsyncClient) -> list[str] | None:
     Returns:
         Reasons why it is not ready, none if it is; None without an answer.
     """
-    return (await readiness_and_unlike(client))[0]
+    return (await readiness_and_unused(client))[0]
 
 
-async def readiness_and_unlike(client: httpx.AsyncClient) -> tuple[list[str] | None, list[str]]:
+async def readiness_and_unused(client: httpx.AsyncClient) -> tuple[list[str] | None, list[str]]:
     """Ask the gateway for its readiness, and for the services that it does not use, with the reason of each."""
     try:
         response = await client.get("/readyz", timeout=ASK_TIMEOUT_S)
@@ -33,8 +33,8 @@ async def readiness_and_unlike(client: httpx.AsyncClient) -> tuple[list[str] | N
         body = response.json()
     except ValueError:
         return [f"what answers there is no gateway (status {response.status_code})"], []
-    unlike = body.get("unlike") if isinstance(body, dict) else None
-    told = [str(why) for why in unlike.values()] if isinstance(unlike, dict) else []
+    unused = body.get("other_protocol") if isinstance(body, dict) else None
+    told = [str(why) for why in unused.values()] if isinstance(unused, dict) else []
     ready = response.status_code == 200 and isinstance(body, dict) and body.get("status") == "ok"
     return [] if ready else _missing(body), told
 

@@ -20,12 +20,11 @@ from moesaic.cli.terminal.outcome import CommandError, Exit, using
 FOLDER = Path("benchmarks")  # of the project's sources
 
 
-def _names(incomplete: str = "") -> list[str]:
+def _names() -> list[str]:
     """List the benchmarks of this directory: modules with ``run``, or folders with such a ``bench``."""
     modules = [*FOLDER.glob("*.py"), *(path.parent for path in FOLDER.glob("*/bench.py"))]
     runs = [each for each in modules if each.is_dir() or "\ndef run(" in each.read_text()]
-    names = {each.stem.replace("_", "-") for each in runs}
-    return sorted(name for name in names if name.startswith(incomplete))
+    return sorted({each.stem.replace("_", "-") for each in runs})
 
 
 class Benchmarks(TyperGroup):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from moesaic.cli.terminal.console import say
+from moesaic.cli.terminal.options import UrlArgument
 from moesaic.cli.terminal.outcome import CommandError, Exit, using
 
 if TYPE_CHECKING:
@@ -21,15 +22,7 @@ DATA, TRAFFIC, RESULT = "Prompts", "Traffic", "Result"
 
 
 def bench_serve(
-    url: Annotated[
-        str | None,
-        typer.Argument(
-            envvar="MOESAIC_URL",
-            metavar="URL",
-            show_default=False,
-            help="Address of the server (default: the suite started here, else http://127.0.0.1:8000).",
-        ),
-    ] = None,
+    url: UrlArgument = None,
     backend: Annotated[
         Literal["openai", "vllm", "openai-chat"],
         typer.Option(help="API: openai and vllm are completions."),
@@ -37,14 +30,6 @@ def bench_serve(
     endpoint: Annotated[str, typer.Option(help="Route (default: that of the backend).")] = "",
     model: Annotated[
         str, typer.Option(help="Model to ask (default: the first that is served).")
-    ] = "",
-    api_key: Annotated[
-        str,
-        typer.Option(
-            envvar="MOESAIC_API_KEY",
-            show_default=False,
-            help="Key to send; set it by the variable to hide it from other users.",
-        ),
     ] = "",
     header: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Header of all requests.")
@@ -151,12 +136,14 @@ def bench_serve(
 
     All options that this command has in common with vLLM mean the same. Any server of OpenAI's API will do.
     """
+    import asyncio
+
     import httpx
 
     from moesaic.cli.clients.gateway import client_settings, first_model, gateway_url, reported
     from moesaic.cli.load.prompts import due_times
     from moesaic.cli.load.report import DETAILS, METRICS, report_of, table_of
-    from moesaic.cli.load.serving import ROUTES, LoadServer, run_load
+    from moesaic.cli.load.serving import ROUTES, LoadServer, loaded
 
     for name, value in (("request-rate", request_rate), ("burstiness", burstiness)):
         if not value > 0:
@@ -177,8 +164,9 @@ def bench_serve(
     if temperature is not None:
         extra = {"temperature": temperature, **extra}
     address = gateway_url(url)
-    headers = _headers(header or [], api_key)
-    settings = {**client_settings(address), "headers": headers}
+    settings = client_settings(address)
+    headers = settings["headers"] | _headers(header or [])
+    settings["headers"] = headers
     with reported(address), httpx.Client(**settings) as client:
         model = model or first_model(client)
         sizes = random_input_len, output_len or random_output_len, random_range_ratio
@@ -190,7 +178,11 @@ def bench_serve(
     server = LoadServer(address, backend, endpoint or ROUTES[backend], model, headers, extra)
     due = due_times(num_prompts, request_rate, burstiness, seed)
     say(f"{num_prompts} requests to {address}{server.route}, model {model}")
-    requests, duration_s = run_load(server, prompts, due, max_concurrency, num_warmups)
+    try:
+        load = loaded(server, prompts, due, max_concurrency, num_warmups)
+        requests, duration_s = asyncio.run(load)
+    except KeyboardInterrupt:
+        raise CommandError("interrupted", Exit.INTERRUPTED) from None
     known = [each.prompt_tokens for each in prompts]
     figures = report_of(requests, known, duration_s, percentiles, goals)
     print(table_of(figures, metrics, percentiles, request_rate, max_concurrency))
@@ -293,10 +285,8 @@ def _goals(texts: Sequence[str]) -> dict[str, float]:
     return found
 
 
-def _headers(pairs: Sequence[str], key: str) -> dict[str, str]:
-    from moesaic.cli.clients.rest_key import checked_api_key
-
-    found = {"Authorization": f"Bearer {key}"} if checked_api_key(key) else {}
+def _headers(pairs: Sequence[str]) -> dict[str, str]:
+    found = {}
     for pair in pairs:
         name, has_value, value = (part.strip() for part in pair.partition("="))
         is_sendable = (name + value).isascii() and (name + value).isprintable()

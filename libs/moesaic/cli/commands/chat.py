@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moesaic.cli.terminal.console import print_table, say
-from moesaic.cli.terminal.options import valid_text
+from moesaic.cli.terminal.options import UrlArgument, valid_text
 from moesaic.cli.terminal.outcome import CommandError, Exit
 
 if TYPE_CHECKING:
-    from moesaic.cli.clients.conversation import Conversation
+    from moesaic.cli.clients.conversation import Talk
 
 PROMPT, MORE, BLOCK = ">>> ", "... ", '"""'
 HELP = '''\
@@ -29,15 +29,7 @@ _STEERING = {code: None for code in (*range(32), *range(127, 160)) if chr(code) 
 
 
 def chat(
-    url: Annotated[
-        str | None,
-        typer.Argument(
-            envvar="MOESAIC_URL",
-            metavar="URL",
-            show_default=False,
-            help="Address of the gateway (default: the suite started here, else http://127.0.0.1:8000).",
-        ),
-    ] = None,
+    url: UrlArgument = None,
     model: Annotated[
         str, typer.Option(help="Model to ask (default: the first that is served).")
     ] = "",
@@ -49,7 +41,7 @@ def chat(
     """
     import httpx
 
-    from moesaic.cli.clients.conversation import Conversation
+    from moesaic.cli.clients.conversation import Talk
     from moesaic.cli.clients.gateway import client_settings, first_model, gateway_url, reported
 
     address = gateway_url(url)
@@ -58,7 +50,7 @@ def chat(
         with httpx.Client(**client_settings(address)) as client:
             with reported(address):
                 model = model or first_model(client)
-            conversation = Conversation(client, model)
+            conversation = Talk(client, model)
             conversation.system = system
             if talks:
                 say(f"{model} at {address}; /help lists commands, Ctrl-D leaves")
@@ -68,7 +60,7 @@ def chat(
         raise CommandError("interrupted", Exit.INTERRUPTED) from None
 
 
-def _turn(conversation: "Conversation", text: str, address: str, talks: bool) -> None:
+def _turn(conversation: "Talk", text: str, address: str, talks: bool) -> None:
     """Do what a message or a command says; in a terminal, a failure is told and the chat goes on."""
     from moesaic.cli.clients.gateway import reported
 
@@ -88,7 +80,7 @@ def _turn(conversation: "Conversation", text: str, address: str, talks: bool) ->
         say("stopped")
 
 
-def _answer(conversation: "Conversation", text: str) -> None:
+def _answer(conversation: "Talk", text: str) -> None:
     """Print the answer to a message as it comes."""
     from moesaic.cli.clients.streams import think
 
@@ -109,7 +101,7 @@ def _answer(conversation: "Conversation", text: str) -> None:
         say(f"the server ignored: {conversation.last.ignored}")
 
 
-def _command(conversation: "Conversation", text: str) -> None:
+def _command(conversation: "Talk", text: str) -> None:
     """Do what a command of the chat says.
 
     Raises:

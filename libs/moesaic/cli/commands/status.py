@@ -48,7 +48,7 @@ async def _facts(url: str, suite: "SuiteState | None", scheduler: str) -> dict[s
 
     from moesaic.cli.clients.fleet import gather_facts, service_facts
     from moesaic.cli.clients.gateway import client_settings
-    from moesaic.cli.clients.readiness import readiness_and_unlike
+    from moesaic.cli.clients.readiness import readiness_and_unused
 
     processes = suite.processes if suite else []
     known = {p.name: (p.role, p.admin_address) for p in processes if p.admin_address}
@@ -67,13 +67,13 @@ async def _facts(url: str, suite: "SuiteState | None", scheduler: str) -> dict[s
             service[name] = service.get(name) or getattr(process, name, "")
         service.setdefault("load", {})
     async with httpx.AsyncClient(**client_settings(url)) as client:
-        missing, unlike = await readiness_and_unlike(client)
+        missing, unused = await readiness_and_unused(client)
     return {
         "url": url,
         "model": next((s["model"] for s in sorted(services, key=_order) if s.get("model")), None),
         "ready": missing == [],
         "waiting_for": ["the gateway does not answer"] if missing is None else missing,
-        "unlike": unlike,
+        "other_protocol": unused,
         "services": sorted(services, key=_order),
         "placement": placement,
     }
@@ -89,7 +89,7 @@ def _print(facts: dict[str, Any]) -> None:
     waits = "; ".join(facts["waiting_for"])
     serves = f", serves {facts['model']}" if facts["model"] else ""
     print(f"{facts['url']} is {'ready' if facts['ready'] else f'not ready: {waits}'}{serves}")
-    for why in facts["unlike"]:
+    for why in facts["other_protocol"]:
         print(why)
     host = common_host(service[name] for service in services for name in ADDRESSES)
     columns = ("id", "state", "pid", "gRPC", "metrics", "tensors", "epoch")

@@ -1,6 +1,5 @@
 """A load on a server of OpenAI's API, whoever made it."""
 
-import asyncio
 import ssl
 import time
 from collections.abc import Mapping, Sequence
@@ -146,21 +145,3 @@ def spelt(client: "httpx.Client", model: str, prompts: Sequence[LoadPrompt]) -> 
             content = str(response.json()["prompt"])
         found.append(LoadPrompt(content, prompt.prompt_tokens, prompt.answer_tokens))
     return found
-
-
-def run_load(
-    server: LoadServer,
-    prompts: Sequence[LoadPrompt],
-    due: Sequence[float],
-    most: int | None,
-    warmups: int,
-) -> tuple[list[TimedRequest], float]:
-    """Do what ``loaded`` does, from outside a loop.
-
-    Raises:
-        CommandError: Ctrl-C ended it.
-    """
-    try:
-        return asyncio.run(loaded(server, prompts, due, most, warmups))
-    except KeyboardInterrupt:
-        raise CommandError("interrupted", Exit.INTERRUPTED) from None

@@ -26,16 +26,12 @@ def valid_text(value: str | None) -> str | None:
 
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-UrlOption = Annotated[
-    str | None,
-    typer.Option(
-        "--url",
-        envvar="MOESAIC_URL",
-        help="Address of the gateway (default: the suite started here, else http://127.0.0.1:8000).",
-    ),
-]
-
-
+_URL: dict[str, Any] = {
+    "envvar": "MOESAIC_URL",
+    "help": "Address of the gateway (default: the suite started here, else http://127.0.0.1:8000).",
+}
+UrlOption = Annotated[str | None, typer.Option("--url", **_URL)]
+UrlArgument = Annotated[str | None, typer.Argument(metavar="URL", show_default=False, **_URL)]
 SchedulerOption = Annotated[
     str,
     typer.Option(
