@@ -19,7 +19,6 @@ from moesaic.services.gateway.fields.messages import (
     MAX_TOOLS,
     ChoiceFields,
     FunctionWire,
-    ToolWire,
 )
 from moesaic.services.gateway.fields.response_items import ItemWire, Messages
 from moesaic.services.gateway.http.problems import invalid_fields
@@ -194,6 +193,6 @@ def chat_of(body: ResponsesWire, messages: Messages) -> ChatWire:
         raise invalid_fields([{**one, "loc": ("body", *one["loc"])} for one in found]) from None
 
 
-def _nested(tool: FlatToolWire) -> ToolWire:
+def _nested(tool: FlatToolWire) -> dict[str, Any]:
     function = tool.model_dump(exclude_unset=True, exclude={"type"})
-    return ToolWire.model_validate({"type": "function", "function": function})
+    return {"type": "function", "function": function}
