@@ -7,7 +7,12 @@ from pydantic import Field
 
 from moesaic.errors import InvalidInput
 from moesaic.services.gateway.fields.bodies import BodyPart, TextPart
-from moesaic.services.gateway.fields.messages import CalledFunction, Message, ToolCallWire
+from moesaic.services.gateway.fields.messages import (
+    MAX_CALLS,
+    CalledFunction,
+    Message,
+    ToolCallWire,
+)
 
 Name = str  # of a place in the body, for errors
 _SPEAKERS = ("user", "assistant", "system", "developer")
@@ -109,10 +114,12 @@ class Messages:
         call = ToolCallWire(id=call_id, function=function)
         self._called.add(call_id)
         last = self._turn
-        if last is None:
-            self._add(place, role="assistant", tool_calls=[call])
-        else:
-            last.tool_calls = [*(last.tool_calls or []), call]
+        if last is None or last.tool_calls is None:
+            last = last or self._add(place, role="assistant")
+            last.tool_calls = []
+        if len(last.tool_calls) == MAX_CALLS:
+            raise InvalidInput(place, f"a turn of the model has {MAX_CALLS} function calls at most")
+        last.tool_calls.append(call)
 
     def _take_output(self, item: ItemWire, place: Name) -> None:
         call_id = _needed(item.call_id, f"{place}.call_id")
@@ -127,9 +134,10 @@ class Messages:
         """The model's turn that is still being told, if the last message is one."""
         return self.made[-1] if self.made and self.made[-1].role == "assistant" else None
 
-    def _add(self, place: Name, **fields: Any) -> None:
-        self.made.append(Message.model_validate(fields))
+    def _add(self, place: Name, **fields: Any) -> Message:
+        self.made.append(message := Message.model_validate(fields))
         self.places.append(place)
+        return message
 
 
 def _needed(value: Any, place: Name) -> Any:
