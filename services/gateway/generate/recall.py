@@ -101,13 +101,16 @@ def conversation_of(
     Raises:
         InvalidInput: an item is of an unknown type, or lacks a field.
     """
-    messages = Messages(body.instructions)
+    messages, everything = Messages(body.instructions), list[Item]()
+
+    def take(wire: ItemWire, place: str) -> None:
+        messages.take(wire, place)
+        everything.append(listed(wire, new_id))
+
     for item in recalled.before:
-        messages.take(ItemWire.model_validate(item), "previous_response_id")
-    everything = list(recalled.before)
+        take(ItemWire.model_validate(item), "previous_response_id")
     for i, wire in enumerate(items_of(body.input)):
         place = "input" if isinstance(body.input, str) else f"input[{i}]"
         referred = recalled.referred.get(i)
-        messages.take(wire if referred is None else ItemWire.model_validate(referred), place)
-        everything.append(listed(wire, new_id) if referred is None else referred)
+        take(wire if referred is None else ItemWire.model_validate(referred), place)
     return messages, everything

@@ -70,6 +70,34 @@ async def test_a_conversation_goes_on_from_a_stored_response(
     assert second.token_ids == as_chat.token_ids  # instructions are not carried over
 
 
+async def test_only_what_an_item_is_made_of_is_stored(open_house, scripts, tmp_path: Path) -> None:
+    much = "x" * 100_000
+    said = {"type": "output_text", "text": "no", "annotations": [much], "logprobs": [much]}
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "a", "b": much}], "c": much},
+        {"role": "assistant", "content": [said], "arguments": much, "summary": []},
+        {"type": "reasoning", "summary": [], "encrypted_content": much},
+        {"role": "user", "content": "and"},
+    ]
+
+    def work(client: openai.OpenAI) -> None:
+        first = create(client, items, include=["message.output_text.logprobs"])
+        assert first.output[0].content[0].logprobs
+        second = create(client, previous_response_id=first.id)
+        told = client.responses.input_items.list(second.id, order="asc").data
+        assert [item.type for item in told] == [
+            *("message", "message", "reasoning", "message", "message", "message")
+        ]
+        assert told[1].content[0].annotations == []
+        assert told[4].id == first.output[0].id
+        assert not told[4].content[0].logprobs
+        for document in tmp_path.rglob("response.json"):
+            assert much not in document.read_text()
+
+    async with open_house(scripts.says(SAID), files_dir=str(tmp_path)) as house:
+        await talk(house, work)
+
+
 async def test_an_item_may_be_named_instead_of_sent(open_house, scripts, tmp_path: Path) -> None:
     def work(client: openai.OpenAI) -> None:
         first = create(client)
