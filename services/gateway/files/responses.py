@@ -14,6 +14,7 @@ from moesaic.services.gateway.files.disk import (
     read_document,
     remove_directory,
     remove_unfinished,
+    used_bytes,
     write_document,
 )
 
@@ -95,6 +96,22 @@ class ResponseShelf:
         """Remove the oldest responses, so that at most so many are left."""
         for response_id in self.ids()[most:]:
             remove_directory(self._directory(response_id))
+
+    def make_room(self, num_bytes: int) -> bool:
+        """Remove the oldest responses until so many bytes are free; none if all of them have not so many.
+
+        A sixteenth of all goes too where it can: else each further response would need a look at all of them.
+        """
+        sizes = {name: used_bytes(self._directory(name)) for name in reversed(self.ids())}
+        total, freed = sum(sizes.values()), 0
+        if total < num_bytes:
+            return False
+        for response_id, size in sizes.items():
+            if freed >= num_bytes and freed + size > num_bytes + total // 16:
+                break
+            remove_directory(self._directory(response_id))
+            freed += size
+        return True
 
     def sweep(self, unfinished_before: float, made_before: float) -> None:
         """Remove what was never finished, and responses that are old enough."""

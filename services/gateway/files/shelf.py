@@ -226,9 +226,9 @@ class Shelf:
             QuotaExceeded: files and batches alone leave none.
         """
         self.responses.trim(MAX_RESPONSES)
-        if self.room_bytes() <= 0:
-            self.responses.trim(len(self.responses.ids()) // 2)
-            self.check_room(more_bytes=1)
+        missing = 1 - self.room_bytes()
+        if missing > 0 and not self.responses.make_room(missing):
+            raise QuotaExceeded(f"{self.quota_bytes} bytes of files and batches")
 
     def sweep(self, now: float, keep_s: float) -> None:
         """Remove objects that have expired, are old enough, damaged or not, or were never finished."""

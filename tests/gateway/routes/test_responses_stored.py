@@ -7,7 +7,9 @@ import openai
 import pytest
 
 from moesaic.services.gateway.files import shelf, store
+from moesaic.services.gateway.files.disk import BLOCK_BYTES, new_id
 from moesaic.services.gateway.files.responses import ResponseShelf
+from moesaic.services.gateway.files.shelf import Shelf
 from moesaic.services.gateway.files.store import Store
 from tests.gateway.batches.batch_client import ended, kept, keys_of, lines_of, submit, talk
 
@@ -201,6 +203,50 @@ async def test_files_that_fill_the_quota_leave_room_for_no_response_that_must_be
         scripts.says(SAID), files_dir=str(tmp_path), files_quota_bytes=1 << 20
     ) as house:
         assert await talk(house, work) == [413, "storage_quota_exceeded"]
+
+
+async def test_responses_stay_if_to_remove_them_makes_no_room(
+    open_house, scripts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "CHECK_EVERY", 1)
+
+    def work(client: openai.OpenAI) -> None:
+        made = [create(client).id for _ in range(4)]
+        responses = house.gateway.store.of("default").responses
+        fill(house.gateway.store.of("default"), over_bytes=5 * BLOCK_BYTES)
+        for _ in range(3):
+            assert create(client).store is False
+        assert responses.ids() == made[::-1]
+
+    async with open_house(
+        scripts.says(SAID), files_dir=str(tmp_path), files_quota_bytes=1 << 20
+    ) as house:
+        await talk(house, work)
+
+
+async def test_no_more_responses_are_removed_than_the_room_takes(
+    open_house, scripts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "CHECK_EVERY", 1)
+
+    def work(client: openai.OpenAI) -> None:
+        made = [create(client).id for _ in range(4)]
+        responses = house.gateway.store.of("default").responses
+        fill(house.gateway.store.of("default"), over_bytes=0)
+        last = create(client)
+        assert last.store is True
+        assert responses.ids() == [last.id, *made[:0:-1]]
+
+    async with open_house(
+        scripts.says(SAID), files_dir=str(tmp_path), files_quota_bytes=1 << 20
+    ) as house:
+        await talk(house, work)
+
+
+def fill(shelf: Shelf, over_bytes: int) -> None:
+    """Keep a file that leaves no room, whatever way it got there: so many bytes too large."""
+    with shelf.new_file(new_id("file-")) as directory:
+        (directory / "content").write_bytes(b"x" * (shelf.room_bytes() + over_bytes))
 
 
 async def test_old_and_unfinished_responses_are_swept_away(
