@@ -7,11 +7,12 @@ import openai
 import pytest
 
 from moesaic.services.gateway.files import shelf, store
-from moesaic.services.gateway.files.disk import BLOCK_BYTES, new_id
+from moesaic.services.gateway.files.disk import BLOCK_BYTES, new_id, used_bytes
 from moesaic.services.gateway.files.responses import ResponseShelf
 from moesaic.services.gateway.files.shelf import Shelf
 from moesaic.services.gateway.files.store import Store
 from tests.gateway.batches.batch_client import ended, kept, keys_of, lines_of, submit, talk
+from tests.gateway.routes.test_responses import events_of
 
 SAID = "this is a story"
 
@@ -239,6 +240,110 @@ async def test_no_more_responses_are_removed_than_the_room_takes(
 
     async with open_house(
         scripts.says(SAID), files_dir=str(tmp_path), files_quota_bytes=1 << 20
+    ) as house:
+        await talk(house, work)
+
+
+def thought(num_chars: int) -> list[dict[str, Any]]:
+    """Items that are kept, and are no part of the prompt by the template here."""
+    text = {"type": "reasoning_text", "text": "x" * num_chars}
+    return [
+        {"type": "reasoning", "summary": [], "content": [text]},
+        {"role": "user", "content": "a"},
+    ]
+
+
+async def test_a_conversation_is_stored_as_far_as_a_body_may_be_large(
+    open_house, scripts, tmp_path: Path
+) -> None:
+    most = 9000
+
+    def work(client: openai.OpenAI) -> None:
+        last = create(client, thought(2500))
+        while (found := create(client, thought(2500), previous_response_id=last.id)).store:
+            last = found
+        num_asked = len(house.workers[0].submits)
+        with pytest.raises(openai.APIStatusError) as caught:
+            create(client, thought(6000), previous_response_id=last.id, store=True)
+        assert (caught.value.status_code, caught.value.code) == (413, "conversation_too_large")
+        assert f"--max-body-bytes {most}" in caught.value.message
+        assert len(house.workers[0].submits) == num_asked
+        sizes = [document.stat().st_size for document in tmp_path.rglob("response.json")]
+        assert len(sizes) > 1
+        assert max(sizes) <= most
+
+    async with open_house(
+        scripts.says(SAID), files_dir=str(tmp_path), max_body_bytes=most
+    ) as house:
+        await talk(house, work)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_makes_a_response_too_large_is_given_and_not_stored(
+    open_house, scripts, tmp_path: Path, stream: bool
+) -> None:
+    metadata = {f"{n}": "x" * 512 for n in range(16)}  # repeated in the response
+    body = {"input": "a", "metadata": metadata, "stream": stream}
+
+    async with open_house(
+        scripts.says(SAID), files_dir=str(tmp_path), max_body_bytes=8600
+    ) as house:
+        given = await house.client.post("/v1/responses", json=body)
+        refused = await house.client.post("/v1/responses", json={**body, "store": True})
+
+    assert given.status_code == 200, given.text
+    response = events_of(given.text)[-1]["response"] if stream else given.json()
+    assert (response["status"], response["store"]) == ("completed", False)
+    assert "conversation_too_large" in refused.text
+    assert "response.completed" not in refused.text
+    assert not kept(tmp_path, "**/response.json")
+
+
+async def test_too_much_that_is_stored_is_not_read(open_house, scripts, tmp_path: Path) -> None:
+    def store_some(client: openai.OpenAI) -> tuple[Any, Any]:
+        return create(client, thought(5000)), create(client, thought(1000))
+
+    def work(client: openai.OpenAI) -> None:
+        of_large, of_small = (
+            {"type": "item_reference", "id": items[0].id}
+            for items in (
+                large.output,
+                client.responses.input_items.list(small.id, order="asc").data,
+            )
+        )
+        for body, param in (
+            ({"previous_response_id": large.id}, "previous_response_id"),
+            ({"given": [of_large]}, "input[0].id"),
+            ({"given": [of_small] * 5}, "input[3].id"),
+        ):
+            with pytest.raises(openai.BadRequestError) as caught:
+                create(client, **body)
+            assert (caught.value.param, caught.value.code) == (param, "conversation_too_large")
+            assert "--max-body-bytes 4000" in caught.value.message
+        assert create(client, previous_response_id=small.id)
+        assert client.responses.retrieve(large.id) == large
+
+    async with open_house(scripts.says(SAID), files_dir=str(tmp_path)) as house:
+        large, small = await talk(house, store_some)
+    async with open_house(
+        scripts.says(SAID), files_dir=str(tmp_path), max_body_bytes=4000
+    ) as house:
+        await talk(house, work)
+
+
+async def test_the_bytes_of_each_response_count_before_the_next_look(
+    open_house, scripts, tmp_path: Path
+) -> None:
+    quota_bytes = 1 << 20
+
+    def work(client: openai.OpenAI) -> None:
+        for _ in range(12):
+            last = create(client, thought(quota_bytes // 8))
+            assert used_bytes(tmp_path / "tenant-default") <= quota_bytes
+            assert client.responses.retrieve(last.id) == last
+
+    async with open_house(
+        scripts.says(SAID), files_dir=str(tmp_path), files_quota_bytes=quota_bytes
     ) as house:
         await talk(house, work)
 
