@@ -292,3 +292,14 @@ def test_parameters_are_set_together_or_not_at_all() -> None:
 
     talk.set_parameters("temperature=")
     assert talk.parameters == {"stop": ["a"]}
+
+
+@pytest.mark.parametrize(
+    "value", ["NaN", "-Infinity", "1e999", '{"a":[NaN]}', '"\\ud800"', '{"\\udfff":1}']
+)
+def test_a_parameter_that_no_request_can_carry_is_refused(value: str) -> None:
+    talk = Conversation(client=None, model="demo")  # type: ignore[arg-type]
+
+    with pytest.raises(CommandError, match="/params temperature: no request can carry this"):
+        talk.set_parameters(f"stop=x temperature={value}")
+    assert talk.parameters == {}
