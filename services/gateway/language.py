@@ -86,12 +86,12 @@ class Language:
         self.config: ModelConfig = with_context(load_config(directory), max_model_len)
         self.tokenizer = Tokenizer.load(directory)
         self.spelling = Spelling(self.tokenizer)
-        self._no_template: InvalidInput | None = None
+        self._no_template = "this model has no chat template"
         self._template: ChatTemplate | None = None
         try:
             self._template = ChatTemplate.load(directory)
         except InvalidInput as error:
-            self._no_template = error
+            self._no_template = error.fix
         source = self._template.source if self._template is not None else None
         self.dialect: Dialect = dialect_of(source, tool_call_parser, reasoning_parser)
         # The template decides this, also if other parsers are set.
@@ -247,7 +247,8 @@ class Language:
             InvalidInput: there is no chat template, it refuses these messages, or they are too long.
         """
         if self._template is None:
-            raise self._no_template or InvalidInput("messages", "this model has no chat template")
+            # A new one each time: an error keeps hold of all the places that it was raised at.
+            raise InvalidInput("messages", self._no_template)
         if continues and add_generation_prompt:
             fix = "needs add_generation_prompt to be false, since no new message begins"
             raise InvalidInput("continue_final_message", fix)

@@ -115,7 +115,12 @@ class GatewaySettings(ServiceSettings):
         description="certificates of REST clients; 0: none is asked for; 1: one that is shown is checked; "
         "2: each client needs one",
     )
-    max_body_bytes: int = Field(4 << 20, ge=1024, le=1 << 30, description="largest request body")
+    max_body_bytes: int = Field(
+        4 << 20,
+        ge=1024,
+        le=1 << 30,
+        description="largest request body, and largest stored response",
+    )
     control_tokens_in_content: bool = Field(
         False,
         description="read control tokens such as <|im_end|> in the content of chat messages as tokens; "

@@ -3,7 +3,7 @@ import pytest
 from moesaic.batch.retries import LONGEST_WAIT_S, retry_wait_s
 
 
-@pytest.mark.parametrize("status", [None, 429, 502, 503, 504])
+@pytest.mark.parametrize("status", [None, 429, 502, 503, 504, 529])
 def test_what_a_retry_can_help_waits_longer_each_time(status: int | None) -> None:
     waits = [retry_wait_s(tries, status, None, None) for tries in range(1, 2000, 3)]
 

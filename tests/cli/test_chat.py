@@ -25,6 +25,7 @@ MOESAIC = {
     "cached_tokens": 4,
     "quality": {"mean_threshold": 0.9, "degraded_share": 0.25},
 }
+STEERING = "\x1b]0;title\x07"
 USAGE = {
     "prompt_tokens": 5,
     "completion_tokens": 2,
@@ -40,13 +41,14 @@ class Gateway(JsonServer):
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.hung_up = threading.Event()
+        self.model = "demo"
 
 
 class Handler(JsonHandler):
     server: Gateway
 
     def do_GET(self) -> None:
-        self.answer(200, {"data": [{"id": "demo"}]})
+        self.answer(200, {"data": [{"id": self.server.model}]})
 
     def do_POST(self) -> None:
         body = self.body()
@@ -56,13 +58,22 @@ class Handler(JsonHandler):
         if text == "refused":
             self.answer(503, {"error": {"message": "overloaded", "code": "overloaded"}})
             return
+        if text == "steering error":
+            self.answer(503, {"error": {"message": f"over{STEERING}loaded", "code": "overloaded"}})
+            return
         self.send_response(200)
         if "seeed" in body:
             self.send_header("x-moesaic-ignored", "seeed")
+        if text == "think":
+            self.send_header(
+                "x-moesaic-ignored", "a\x9bb"
+            )  # a header has no other control characters
         self.end_headers()
         if text == "endless":
             self._endless()
             return
+        if text == "think":
+            self.event({"choices": [{"delta": {"reasoning": f"so{STEERING} so"}}]})
         for piece in ("You said: ", text):
             self.event({"choices": [{"delta": {"content": piece}, "finish_reason": None}]})
         end = {"choices": [{"delta": {}, "finish_reason": "stop"}], "moesaic": MOESAIC}
@@ -237,6 +248,44 @@ def test_the_text_of_a_model_does_not_steer_the_terminal(terminal: Terminal) -> 
     assert "\x1b" not in shown.partition("You said: ")[2]
 
 
+def test_names_and_errors_of_a_server_do_not_steer_the_terminal(
+    gateway: Gateway, tmp_path: Path
+) -> None:
+    gateway.model = f"de{STEERING}mo"
+    terminal = Terminal(tmp_path, gateway.url)
+    shown = terminal.until("leaves") + terminal.until(">>> ")
+    terminal.types("steering error\r")
+    shown += terminal.until("loaded") + terminal.until(">>> ")
+    terminal.types("\x04")
+
+    assert terminal.status() == 0
+    assert "de]0;titlemo at" in shown
+    assert "over]0;titleloaded" in shown
+    assert "\x1b]0" not in shown
+
+
+def test_each_stream_is_harmless_where_a_terminal_shows_it(gateway: Gateway) -> None:
+    own, end = pty.openpty()
+    with os.fdopen(own, "rb", buffering=0) as terminal, os.fdopen(end, "wb") as stderr:
+        done = subprocess.run(
+            command("chat", gateway.url),
+            input=f"think\nplain{STEERING}\n",
+            env=environment(TERM="dumb"),
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            timeout=HANG_S,
+            check=False,
+        )
+        shown = terminal.read(1 << 16).decode()
+
+    assert done.returncode == 0, shown
+    assert "so]0;title so" in shown
+    assert "the server ignored: ab" in shown
+    # A pipe gets each byte as it is.
+    assert done.stdout == f"You said: think\nYou said: plain{STEERING}\n"
+
+
 def piped(gateway: Gateway, text: str, **env: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         command("chat", gateway.url),
@@ -289,3 +338,14 @@ def test_parameters_are_set_together_or_not_at_all() -> None:
 
     talk.set_parameters("temperature=")
     assert talk.parameters == {"stop": ["a"]}
+
+
+@pytest.mark.parametrize(
+    "value", ["NaN", "-Infinity", "1e999", '{"a":[NaN]}', '"\\ud800"', '{"\\udfff":1}']
+)
+def test_a_parameter_that_no_request_can_carry_is_refused(value: str) -> None:
+    talk = Talk(client=None, model="demo")  # type: ignore[arg-type]
+
+    with pytest.raises(CommandError, match="/params temperature: no request can carry this"):
+        talk.set_parameters(f"stop=x temperature={value}")
+    assert talk.parameters == {}

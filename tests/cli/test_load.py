@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+import pytest
+
 from moesaic.cli.load.generator import COMPLETIONS, LoadClient, TimedRequest
 from tests.waiting import until
 
@@ -70,6 +72,10 @@ class Gateway:
         writer.write(HEAD.format(status=200, more="Transfer-Encoding: chunked").encode())
         writer.close()
 
+    async def raw(self, writer: asyncio.StreamWriter) -> None:
+        writer.write(self.come[-1]["bytes"].encode())
+        writer.close()
+
     def _write(self, writer: asyncio.StreamWriter, status: int, body: dict[str, Any]) -> None:
         data = json.dumps(body).encode()
         head = HEAD.format(status=status, more=f"Content-Length: {len(data)}").encode()
@@ -127,6 +133,53 @@ async def test_every_end_of_a_request_is_told() -> None:
     assert told["refused"].was_shed
     assert told["cut"].latency_s == float("inf")
     assert {f"X-Number: {n}" for n in range(4)} <= set("".join(asked.headers).split("\r\n"))
+
+
+CHUNKED = HEAD.format(status=200, more="Transfer-Encoding: chunked")
+EVENTS = HEAD.format(status=200, more="X: y")
+LONG = "x" * (1 << 17)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        LONG,
+        HEAD.format(status=200, more=f"X: {LONG}"),
+        HEAD.format(status="two", more="X: y"),
+        HEAD.format(status=200, more="Content-Length: all"),
+        f"{CHUNKED}zz\r\n",
+        f"{CHUNKED}-5\r\n",
+        f"{CHUNKED}{LONG}\r\n",
+        f"{EVENTS}data: {{\n\n",
+        f"{EVENTS}data: 5\n\ndata: [DONE]\n\n",
+        f'{EVENTS}data: {{"choices": 5}}\n\ndata: [DONE]\n\n',
+        f'{EVENTS}data: {{"choices": ["a"]}}\n\ndata: [DONE]\n\n',
+        f'{EVENTS}data: {{"usage": 5}}\n\ndata: [DONE]\n\n',
+        f"{EVENTS}data: {'[' * 100_000}\n\ndata: [DONE]\n\n",
+    ],
+    ids=range(13),
+)
+async def test_an_odd_answer_fails_its_request_alone(odd: str) -> None:
+    def body(number: int) -> dict[str, Any]:
+        return {"answer": "streamed"} if number else {"answer": "raw", "bytes": odd}
+
+    async with gateway() as (_, client):
+        found = await client.open_loop([0.0, 0.0], body, most=1)
+
+    assert [each.complete for each in found] == [False, True]
+    assert found[0].error
+    assert found[0].error != "the answer broke off"
+
+
+async def test_events_without_choices_are_passed_over() -> None:
+    events = ({"type": "ping"}, EVENT | {"error": None}, {"choices": None}, EVENT)
+    stream = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+    answer = {"answer": "raw", "bytes": f"{EVENTS}{stream}data: [DONE]\n\n"}
+
+    async with gateway() as (_, client):
+        [found] = await client.open_loop([0.0], lambda _: answer)
+
+    assert (found.complete, found.text, found.error) == (True, "aa", "")
 
 
 async def test_clients_of_a_closed_loop_ask_one_request_after_the_other() -> None:

@@ -2,7 +2,8 @@
 
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
-BUSY_STATUSES = frozenset({429, 503})  # nothing was done yet: asking again costs nobody anything
+# Nothing was done yet: asking again costs nobody anything. 529 is Anthropic's for an overload.
+BUSY_STATUSES = frozenset({429, 503, 529})
 _RETRYABLE = BUSY_STATUSES | {502, 504}
 
 

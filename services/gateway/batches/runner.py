@@ -160,4 +160,9 @@ def _is_failure(answer: InnerAnswer, content: object) -> bool:
     if answer.status not in BUSY_STATUSES:
         return answer.status >= 500
     error = content.get("error") if isinstance(content, dict) else None
-    return isinstance(error, dict) and error.get("code") == "worker_lost"
+    if not isinstance(error, dict):
+        return False
+    # Anthropic's errors have it among their details.
+    details = error.get("details")
+    code = details.get("error_code") if isinstance(details, dict) else error.get("code")
+    return bool(code == "worker_lost")

@@ -6,7 +6,14 @@ shared, and arguments are always sent as they come.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from moesaic.services.gateway.fields.bodies import BodyPart, Bounded, InferenceWire, RequestBody
 from moesaic.services.gateway.fields.generating import ChatWire, bounded_stops
@@ -156,12 +163,15 @@ class MessagesWire(InferenceWire, AnthropicFields):
     metadata: dict[str, Any] | None = _UNUSED
     service_tier: Literal["auto", "standard_only"] | None = _UNUSED
 
-    @model_validator(mode="after")
-    def _budget_leaves_an_answer(self) -> "MessagesWire":
-        budget = self.thinking.budget_tokens if self.thinking is not None else None
-        if budget is not None and budget >= self.max_tokens:
-            raise ValueError(f"max_tokens must be more than thinking.budget_tokens ({budget})")
-        return self
+    @field_validator("max_tokens")
+    @classmethod
+    def _budget_leaves_an_answer(cls, max_tokens: int, others: ValidationInfo) -> int:
+        # It is a field of a base, so it has been read, unless it is wrong itself.
+        thinking = others.data.get("thinking")
+        budget = thinking.budget_tokens if thinking is not None else None
+        if budget is not None and budget >= max_tokens:
+            raise ValueError(f"must be more than thinking.budget_tokens ({budget})")
+        return max_tokens
 
     @property
     def chat_fields(self) -> list[str]:

@@ -47,7 +47,7 @@ def turns_of_fields(body: AnthropicFields) -> list[Told]:
         last = blocks[-1][0] if blocks else "messages"
         if role == "assistant":
             turns.append(_assistant([block for _, block in blocks]))
-            calls = {block.id for _, block in blocks if block.type == "tool_use" and block.id}
+            calls = _calls(blocks)
         else:
             turns += _others(role, blocks, calls)
         if role == "user":
@@ -64,6 +64,18 @@ def errors_told(body: AnthropicFields) -> bool:
         if not isinstance(message.content, str)
         for block in message.content
     )
+
+
+def _calls(blocks: Sequence[_Placed]) -> set[str]:
+    """Collect the ids of an assistant's calls."""
+    calls: set[str] = set()
+    for place, block in blocks:
+        if block.type == "tool_use" and block.id:
+            if block.id in calls:
+                fix = "is the id of another tool_use of this turn: give each its own"
+                raise InvalidInput(f"{place}.id", fix)
+            calls.add(block.id)
+    return calls
 
 
 def _check_answered(calls: set[str], place: str) -> None:
@@ -116,15 +128,20 @@ def _assistant(blocks: Sequence[AnthropicBlock]) -> Told:
 
 def _others(role: str, blocks: Sequence[_Placed], calls: set[str]) -> Iterator[Told]:
     """Write the turns of users and systems, and take the calls that they answer out of ``calls``."""
+    behind_text = False
     for is_result, group in groupby(blocks, key=lambda placed: placed[1].type == "tool_result"):
         if not is_result:
             yield {"role": role, "content": _content([block.text or "" for _, block in group])}
+            behind_text = True
             continue
         for place, block in group:
             call_id = block.tool_use_id or ""
             if call_id not in calls:
                 fix = "names no tool_use of the assistant's turn before it that waits for a result"
                 raise InvalidInput(f"{place}.tool_use_id", fix)
+            if behind_text:
+                fix = "tool_result blocks come first: move it ahead of the text"
+                raise InvalidInput(place, fix)
             calls.remove(call_id)
             content = _content(_texts(block.content or "", f"{place}.content"))
             yield {"role": "tool", "tool_call_id": call_id, "content": content}

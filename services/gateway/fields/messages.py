@@ -21,6 +21,7 @@ from moesaic.models.text.dialects.functions import ToolFunction
 from moesaic.services.gateway.fields.bodies import BodyPart, Bounded, TextPart, checked_texts
 
 MAX_TOOLS = 512
+MAX_CALLS = 1024  # of one turn
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 _NAME = re.compile(r"[\w.:/-]{1,256}")
 Mode = Literal["none", "auto", "required"]
@@ -228,7 +229,7 @@ class Message(BodyPart):
         description=f"{', '.join(_ROLES)}, or another role that the chat template names",
     )
     content: str | list[TextPart] | None = None
-    tool_calls: Annotated[list[ToolCallWire], Field(max_length=1024)] | None = None
+    tool_calls: Annotated[list[ToolCallWire], Field(max_length=MAX_CALLS)] | None = None
     tool_call_id: str | None = Field(None, max_length=256)
     reasoning: str | None = Field(None, description="of an assistant's turn; for templates")
     reasoning_content: str | None = Field(None, description="the same")

@@ -7,11 +7,22 @@ from pydantic import Field
 
 from moesaic.errors import InvalidInput
 from moesaic.services.gateway.fields.bodies import BodyPart, TextPart
-from moesaic.services.gateway.fields.messages import CalledFunction, Message, ToolCallWire
+from moesaic.services.gateway.fields.messages import (
+    MAX_CALLS,
+    CalledFunction,
+    Message,
+    ToolCallWire,
+)
 
 Name = str  # of a place in the body, for errors
 _SPEAKERS = ("user", "assistant", "system", "developer")
 _INPUT_TEXT, _OUTPUT_TEXT = "input_text", "output_text"
+_LISTED = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+    "reasoning": ("summary", "content"),
+}
 _PREFIXES = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 
 
@@ -109,10 +120,12 @@ class Messages:
         call = ToolCallWire(id=call_id, function=function)
         self._called.add(call_id)
         last = self._turn
-        if last is None:
-            self._add(place, role="assistant", tool_calls=[call])
-        else:
-            last.tool_calls = [*(last.tool_calls or []), call]
+        if last is None or last.tool_calls is None:
+            last = last or self._add(place, role="assistant")
+            last.tool_calls = []
+        if len(last.tool_calls) == MAX_CALLS:
+            raise InvalidInput(place, f"a turn of the model has {MAX_CALLS} function calls at most")
+        last.tool_calls.append(call)
 
     def _take_output(self, item: ItemWire, place: Name) -> None:
         call_id = _needed(item.call_id, f"{place}.call_id")
@@ -127,9 +140,10 @@ class Messages:
         """The model's turn that is still being told, if the last message is one."""
         return self.made[-1] if self.made and self.made[-1].role == "assistant" else None
 
-    def _add(self, place: Name, **fields: Any) -> None:
-        self.made.append(Message.model_validate(fields))
+    def _add(self, place: Name, **fields: Any) -> Message:
+        self.made.append(message := Message.model_validate(fields))
         self.places.append(place)
+        return message
 
 
 def _needed(value: Any, place: Name) -> Any:
@@ -166,16 +180,25 @@ class NewId:
 
 
 def listed(item: ItemWire, new_id: NewId) -> dict[str, Any]:
-    """Write an item as it is listed: with an id, and its text as parts."""
-    out = item.model_dump(exclude_none=True)
-    out |= {"type": item.kind, "id": item.id or new_id(item.kind)}
-    if item.kind == "message":
-        kind = _OUTPUT_TEXT if item.role == "assistant" else _INPUT_TEXT
-        if isinstance(item.content, str):
-            out["content"] = [{"type": kind, "text": item.content}]
-        for part in out["content"]:
-            if kind == _OUTPUT_TEXT:
-                part.setdefault("annotations", [])
-    if item.kind == "reasoning":
+    """Write an item as it is listed: with an id, its text as parts, and nothing that its type has no use for."""
+    kind = item.kind
+    text = _OUTPUT_TEXT if item.role == "assistant" else _INPUT_TEXT
+    out: dict[str, Any] = {"type": kind, "id": item.id or new_id(kind)}
+    for name in _LISTED[kind]:
+        value = getattr(item, name)
+        if isinstance(value, str) and name == "content" and kind == "message":
+            value = [ContentWire.model_validate({"type": text, "text": value})]
+        if isinstance(value, list):
+            value = [_listed_part(part) for part in value]
+        if value is not None:
+            out[name] = value
+    if kind == "reasoning":
         out.setdefault("summary", [])
     return out | {"status": item.status or "completed"}
+
+
+def _listed_part(part: TextPart) -> dict[str, Any]:
+    out: dict[str, Any] = {"type": part.type}
+    if part.text is not None:
+        out["text"] = part.text
+    return out | ({"annotations": []} if part.type == _OUTPUT_TEXT else {})

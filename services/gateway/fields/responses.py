@@ -40,6 +40,7 @@ _TRANSLATED = re.compile(
     r"\bmessages\[(\d+)\]|\b(messages|response_format\.json_schema|response_format|verbosity"
     r"|max_completion_tokens|reasoning_effort)\b|(?<=\])\.function(?=\.)"
 )
+_LEADING = re.compile(r"([\w.\[\]-]+: )+")  # fields at the beginning of an error
 _NAMES = {
     "messages": "input",
     "response_format.json_schema": "text.format.schema",
@@ -151,15 +152,20 @@ class Names:
 
     @contextmanager
     def told(self) -> Iterator[None]:
-        """Have errors within the block name the fields of this body."""
+        """Have errors within the block name the fields of this body, ahead of what they quote."""
         try:
             yield
         except MoesaicError as error:
             # Of the gateway's, or a worker's
-            if isinstance(field := getattr(error, "field", None), str):
-                vars(error)["field"] = self.here(field)
-                error.args = (self.here(str(error)),)
-            raise
+            if not isinstance(field := getattr(error, "field", None), str):
+                raise
+            text = str(error)
+            found = _LEADING.match(text)
+            end = found.end() if found else 0
+            # A copy, since others may be told the same error.
+            told = type(error).__new__(type(error), self.here(text[:end]) + text[end:])
+            vars(told).update(vars(error), field=self.here(field))
+            raise told from error
 
 
 def chat_of(body: ResponsesWire, messages: Messages) -> ChatWire:

@@ -72,9 +72,14 @@ def made_at(object_id: str) -> float:
 
 def write_document(path: Path, document: msgspec.Struct) -> None:
     """Replace a document; readers get the old or the new one, even after a loss of power."""
+    write_whole(path, msgspec.json.encode(document))
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Do the same with the bytes of a document."""
     new = path.with_name(f"{_NEW}{path.name}")
     with new.open("wb") as file:
-        file.write(msgspec.json.encode(document))
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
     os.replace(new, path)
@@ -147,6 +152,11 @@ def remove_unfinished(directory: Path, older_than: float) -> None:
                 shutil.rmtree(leftover, ignore_errors=True)
 
 
+def in_blocks(num_bytes: int) -> int:
+    """Count what so many bytes of one file are counted as."""
+    return -(-num_bytes // BLOCK_BYTES) * BLOCK_BYTES
+
+
 def used_bytes(directory: Path) -> int:
     """Count the bytes below a directory; a file with several names counts once."""
     seen: set[int] = set()
@@ -159,5 +169,5 @@ def used_bytes(directory: Path) -> int:
                 continue
             if found.st_ino not in seen:
                 seen.add(found.st_ino)
-                total += -(-found.st_size // BLOCK_BYTES) * BLOCK_BYTES
+                total += in_blocks(found.st_size)
     return total

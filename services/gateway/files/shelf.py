@@ -219,16 +219,24 @@ class Shelf:
 
     # All
 
-    def make_room_for_responses(self) -> None:
+    def make_room_for_responses(self, num_bytes: int) -> int:
         """Have the oldest responses make room for new ones.
 
+        Args:
+            num_bytes: of the next one.
+
+        Returns:
+            The bytes that are left.
+
         Raises:
-            QuotaExceeded: files and batches alone leave none.
+            QuotaExceeded: files and batches leave too few.
         """
         self.responses.trim(MAX_RESPONSES)
-        if self.room_bytes() <= 0:
-            self.responses.trim(len(self.responses.ids()) // 2)
-            self.check_room(more_bytes=1)
+        room = self.room_bytes()
+        freed = self.responses.make_room(num_bytes - room) if room < num_bytes else 0
+        if room + freed < num_bytes:
+            raise QuotaExceeded(f"{self.quota_bytes} bytes of files and batches")
+        return room + freed
 
     def sweep(self, now: float, keep_s: float) -> None:
         """Remove objects that have expired, are old enough, damaged or not, or were never finished."""

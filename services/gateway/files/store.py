@@ -9,9 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from moesaic.errors import InvalidInput
 from moesaic.services.gateway.access import TenantLimited
-from moesaic.services.gateway.files.disk import entries, sync_names
+from moesaic.services.gateway.files.disk import entries, in_blocks, sync_names
+from moesaic.services.gateway.files.responses import ConversationTooLarge, StoredResponse
 from moesaic.services.gateway.files.shelf import BatchRecord, Shelf
 
 MAX_UNFINISHED = 100  # batches of one tenant
@@ -54,7 +57,8 @@ class Store:
         self._root, self._quota_bytes, self._keep_s = root.absolute(), quota_bytes, keep_s
         self._unfinished = self._root / "unfinished"
         self.added = asyncio.Event()
-        self._unchecked: dict[str, int] = {}  # responses of each tenant that need no look for room
+        # Responses, and bytes of them, that each tenant may have before the next look for room.
+        self._unchecked: dict[str, tuple[int, int]] = {}
         try:
             # mkdir gives its mode to the last one alone, and "moesaic up" refuses a directory that is open to others.
             for directory in (*reversed(self._root.parents), self._root):
@@ -67,16 +71,40 @@ class Store:
         """Open the shelf of a tenant."""
         return Shelf(self._root / f"{_TENANT}{tenant}", self._quota_bytes)
 
-    def check_response_room(self, tenant: str) -> None:
+    def check_response_room(self, tenant: str, num_bytes: int, most: int) -> None:
         """Make sure that there is room for one more response of a tenant, if its oldest ones go.
 
+        Args:
+            tenant: whose it is.
+            num_bytes: of its document, as far as they are known.
+            most: bytes that it may have.
+
         Raises:
-            QuotaExceeded: there is none.
+            ConversationTooLarge: it has more.
+            QuotaExceeded: there is no room.
         """
-        left = self._unchecked.get(tenant, 0)
-        if not left:
-            self.of(tenant).make_room_for_responses()
-        self._unchecked[tenant] = (left or CHECK_EVERY) - 1
+        ConversationTooLarge.check(num_bytes, most)
+        left, room_bytes = self._unchecked.get(tenant, (0, 0))
+        size = in_blocks(num_bytes)
+        if not left or room_bytes < size:
+            room_bytes = self.of(tenant).make_room_for_responses(size)
+            left = CHECK_EVERY
+        self._unchecked[tenant] = left, room_bytes
+
+    def add_response(
+        self, tenant: str, response_id: str, stored: StoredResponse, most: int
+    ) -> None:
+        """Keep a new response of a tenant.
+
+        Raises:
+            ConversationTooLarge: it has more bytes than ``most``.
+            QuotaExceeded: there is no room.
+        """
+        document = msgspec.json.encode(stored)
+        self.check_response_room(tenant, len(document), most)
+        self.of(tenant).responses.add(response_id, document)
+        left, room_bytes = self._unchecked[tenant]
+        self._unchecked[tenant] = left - 1, room_bytes - in_blocks(len(document))
 
     def add_batch(self, tenant: str, record: BatchRecord) -> None:
         """Keep a new batch, and have it carried out.

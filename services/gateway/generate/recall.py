@@ -16,6 +16,7 @@ from moesaic.services.gateway.fields.response_items import (
 )
 from moesaic.services.gateway.fields.responses import ResponsesWire
 from moesaic.services.gateway.files.disk import NoSuch, on_disk
+from moesaic.services.gateway.files.responses import ConversationTooLarge
 from moesaic.services.gateway.files.shelf import Shelf
 from moesaic.services.gateway.http.problems import RouteNotEnabled
 
@@ -47,16 +48,17 @@ class Recalled:
     num_bytes: int = 0
 
 
-async def recall(body: ResponsesWire, shelf: Shelf | None) -> Recalled:
+async def recall(body: ResponsesWire, shelf: Shelf | None, most: int) -> Recalled:
     """Read the stored items that a body names.
 
     Args:
         body: the body.
         shelf: of its tenant; None: nothing is stored.
+        most: bytes that the items may have together, and each response that they are from.
 
     Raises:
         NothingStored: it names a response, but none are stored.
-        InvalidInput: the response, or an item, is not there.
+        InvalidInput: the response, or an item, is not there, or there are too many bytes.
     """
     items = () if isinstance(body.input, str) else body.input
     references = {i: item for i, item in enumerate(items) if item.kind == "item_reference"}
@@ -73,18 +75,22 @@ async def recall(body: ResponsesWire, shelf: Shelf | None) -> Recalled:
 
     def read() -> Recalled:
         found = Recalled()
-        if body.previous_response_id is not None:
-            try:
-                found.before = kept.read(body.previous_response_id).items
-            except NoSuch as error:
-                code = "previous_response_not_found"
-                raise InvalidInput("previous_response_id", str(error), code=code) from None
-        for i, item in references.items():
-            try:
-                found.referred[i] = kept.item(item.id or "")
-            except NoSuch as error:
-                raise InvalidInput(f"input[{i}].id", str(error)) from None
-        found.num_bytes = len(msgspec.json.encode([found.before, found.referred]))
+        place = "previous_response_id"
+        try:
+            if body.previous_response_id is not None:
+                found.before = kept.read(body.previous_response_id, most).items
+                found.num_bytes = len(msgspec.json.encode(found.before))
+            for i, item in references.items():
+                place = f"input[{i}].id"
+                found.referred[i] = kept.item(item.id or "", most)
+                found.num_bytes += len(msgspec.json.encode(found.referred[i]))
+                ConversationTooLarge.check(found.num_bytes, most)
+        except ConversationTooLarge as error:
+            raise InvalidInput(place, str(error), code=error.code) from None
+        except NoSuch as error:
+            lacks_all = place == "previous_response_id"
+            code = "previous_response_not_found" if lacks_all else "invalid_request"
+            raise InvalidInput(place, str(error), code=code) from None
         return found
 
     return await on_disk(read)
@@ -101,13 +107,16 @@ def conversation_of(
     Raises:
         InvalidInput: an item is of an unknown type, or lacks a field.
     """
-    messages = Messages(body.instructions)
+    messages, everything = Messages(body.instructions), list[Item]()
+
+    def take(wire: ItemWire, place: str) -> None:
+        messages.take(wire, place)
+        everything.append(listed(wire, new_id))
+
     for item in recalled.before:
-        messages.take(ItemWire.model_validate(item), "previous_response_id")
-    everything = list(recalled.before)
+        take(ItemWire.model_validate(item), "previous_response_id")
     for i, wire in enumerate(items_of(body.input)):
         place = "input" if isinstance(body.input, str) else f"input[{i}]"
         referred = recalled.referred.get(i)
-        messages.take(wire if referred is None else ItemWire.model_validate(referred), place)
-        everything.append(listed(wire, new_id) if referred is None else referred)
+        take(wire if referred is None else ItemWire.model_validate(referred), place)
     return messages, everything

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
@@ -19,8 +18,8 @@ from moesaic.services.gateway.fields.responses import (
     chat_of,
 )
 from moesaic.services.gateway.files.disk import new_id, on_disk
-from moesaic.services.gateway.files.responses import StoredResponse
-from moesaic.services.gateway.files.shelf import QuotaExceeded, Shelf
+from moesaic.services.gateway.files.responses import ConversationTooLarge, StoredResponse
+from moesaic.services.gateway.files.shelf import QuotaExceeded
 from moesaic.services.gateway.gateway import Admitted, admit, shelf_of
 from moesaic.services.gateway.generate.conversation import begin_chat
 from moesaic.services.gateway.generate.recall import Item, conversation_of, recall
@@ -47,58 +46,73 @@ async def create_response(body: ResponsesWire, request: Request) -> Response:
     admitted = admit(request, body, "resp", body.objection())
     record, language = admitted.record, admitted.gateway.language
     shelf = None if admitted.gateway.store is None else shelf_of(request)
-    recalled = await recall(body, shelf)
-    keeping = await _place_to_keep(admitted, shelf)
+    recalled = await recall(body, shelf, admitted.gateway.settings.max_body_bytes)
     record.num_bytes += recalled.num_bytes
     response_id = new_id("resp_")
     ids = NewId(response_id)
     messages, items = await language.work(record.num_bytes, conversation_of, body, recalled, ids)
+    is_kept = await _has_place(admitted, items)
     names = Names(messages.places)
     with names.told():
         chat = await language.work(record.num_bytes, chat_of, body, messages)
         asked: Admitted[ChatWire] = replace(cast("Any", admitted), body=chat, answer_id=response_id)
         conversation = await begin_chat(asked)
-        record.ignored = [names.here(name) for name in [*record.ignored, *_ignored(body, keeping)]]
-        transcript = Transcript(_described(admitted, response_id, keeping is not None), ids)
-        keep = None if keeping is None else _keeping(keeping, items)
+        record.ignored = [names.here(name) for name in [*record.ignored, *_ignored(body, is_kept)]]
+        transcript = Transcript(_described(admitted, response_id, is_kept), ids)
+        keep = _keeping(admitted, items) if is_kept else None
         delivery = ResponseDelivery(asked, conversation, transcript, names, keep)
         return await delivery.respond(request)
 
 
-async def _place_to_keep(admitted: Admitted[ResponsesWire], shelf: Shelf | None) -> Shelf | None:
-    """Find where the response is to be kept; None: it is not.
+async def _has_place(admitted: Admitted[ResponsesWire], items: Sequence[Item]) -> bool:
+    """Find out if the response to these items is to be kept.
 
     Raises:
-        QuotaExceeded: there is no room, and the caller wants it kept.
+        QuotaExceeded, ConversationTooLarge: there is no room, and the caller wants it kept.
     """
     store, wanted = admitted.gateway.store, admitted.body.store
+    tenant, most = admitted.record.tenant, admitted.gateway.settings.max_body_bytes
     if store is None or wanted is False:
-        return None
+        return False
+
+    def check() -> None:
+        store.check_response_room(tenant, len(msgspec.json.encode(items)), most)
+
     try:
-        await on_disk(partial(store.check_response_room, admitted.record.tenant))
-    except QuotaExceeded:
+        await on_disk(check)
+    except (QuotaExceeded, ConversationTooLarge):
         if wanted:
             raise
-        return None
-    return shelf
+        return False
+    return True
 
 
-def _keeping(shelf: Shelf, items: Sequence[Item]) -> Keep:
+def _keeping(admitted: Admitted[ResponsesWire], items: Sequence[Item]) -> Keep:
+    store, tenant = admitted.gateway.store, admitted.record.tenant
+    most = admitted.gateway.settings.max_body_bytes
+    assert store is not None
+
     async def keep(response: replies.Response) -> None:
         def add() -> None:
             raw = msgspec.Raw(msgspec.json.encode(response))
-            shelf.responses.add(response.id, StoredResponse(raw, list(items)))
+            store.add_response(tenant, response.id, StoredResponse(raw, list(items)), most)
 
-        await on_disk(add)
+        try:
+            await on_disk(add)
+        except (QuotaExceeded, ConversationTooLarge):
+            if admitted.body.store:
+                raise
+            # The answer is there, and nobody asked for more.
+            response.store = False
 
     return keep
 
 
-def _ignored(body: ResponsesWire, keeping: Shelf | None) -> list[str]:
+def _ignored(body: ResponsesWire, is_kept: bool) -> list[str]:
     """Name the fields that are known here, but change nothing."""
     others = set(body.include or ()) - {LOGPROBS}
     return [
-        *(["store"] if body.store and keeping is None else []),
+        *(["store"] if body.store and not is_kept else []),
         *(["include"] if others else []),
     ]
 

@@ -9,7 +9,8 @@ import openai
 import pytest
 
 from moesaic.batch.state import WINDOW_S
-from moesaic.services.gateway.batches import carry
+from moesaic.errors import Overloaded, PeerLost
+from moesaic.services.gateway.batches import carry, runner
 from moesaic.services.gateway.batches.within import after_others
 from moesaic.v1 import attention_pb2 as pb
 from tests.gateway.batches.batch_client import (
@@ -301,6 +302,51 @@ async def test_a_request_that_fails_again_and_again_is_given_up(
         tries = len(house.workers[0].submits)
 
     assert (found.status, found.request_counts.failed, tries) == ("completed", 1, 4)
+
+
+MESSAGES = {"max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]}
+
+
+async def test_a_message_of_a_batch_waits_through_overloads_however_many(
+    open_house, scripts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moesaic.batch.retries.LONGEST_WAIT_S", 0.01)
+    refusals = 0
+
+    def refuse(*_: Any) -> None:
+        nonlocal refusals
+        if refusals < runner.MAX_FAILURES + 2:
+            refusals += 1
+            raise Overloaded("full")
+
+    async with open_house(scripts.says("yes"), files_dir=str(tmp_path)) as house:
+        content = encoded({**line("a", "/v1/messages"), "body": MESSAGES})
+        monkeypatch.setattr(house.gateway, "admit", refuse)
+        found = await talk(house, lambda c: ended(c, submit(c, content, "/v1/messages")))
+
+    assert refusals == runner.MAX_FAILURES + 2
+    assert (found.status, found.request_counts.completed) == ("completed", 1)
+
+
+async def test_a_message_of_a_batch_that_loses_each_worker_is_given_up(
+    open_house, scripts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moesaic.batch.retries.LONGEST_WAIT_S", 0.01)
+    tries = 0
+
+    def refuse(*_: Any) -> None:
+        nonlocal tries
+        tries += 1
+        # Without an end the batch would go on for ever.
+        if tries <= 2 * runner.MAX_FAILURES:
+            raise PeerLost("attention-1", "connection broke")
+
+    async with open_house(scripts.says("yes"), files_dir=str(tmp_path)) as house:
+        content = encoded({**line("a", "/v1/messages"), "body": MESSAGES})
+        monkeypatch.setattr(house.gateway, "admit", refuse)
+        found = await talk(house, lambda c: ended(c, submit(c, content, "/v1/messages")))
+
+    assert (found.request_counts.failed, tries) == (1, runner.MAX_FAILURES)
 
 
 async def test_the_input_may_be_deleted_while_its_batch_runs(

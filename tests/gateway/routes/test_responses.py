@@ -2,13 +2,19 @@
 
 import asyncio
 import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+from moesaic.errors import Overloaded
+from moesaic.services.gateway.fields.responses import Names
+from moesaic.services.gateway.language import Language
 from moesaic.v1 import attention_pb2 as pb
 from tests.gateway.batches.batch_client import connect, talk
+from tests.gateway.conftest import Scripts
 
 SAID = "this is a story"
 
@@ -237,6 +243,35 @@ async def test_a_field_that_a_worker_refuses_is_named_as_here(open_house, script
         answers = [await post(house, text=form, stream=stream) for stream in (False, True)]
 
     assert [answer.json()["error"]["param"] for answer in answers] == ["text.format"] * 2
+
+
+async def test_an_error_that_others_are_told_too_keeps_its_field(
+    open_house, model_directory: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(model_directory, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+
+    async with open_house(Scripts.silent, language=Language(tmp_path)) as house:
+        as_response = await post(house)
+        as_chat = await house.client.post("/v1/chat/completions", json=chat)
+
+    assert as_response.json()["error"]["param"] == "input"
+    assert as_chat.json()["error"]["param"] == "messages"
+    assert as_chat.json()["error"]["message"].startswith("messages: this model has no chat")
+
+
+def test_an_error_of_several_is_raised_as_a_copy_and_only_its_own_words_change() -> None:
+    shared = Overloaded("full")
+    vars(shared).update(field="tools[1].function.name")
+    shared.args = ("tools: tools[1].function.name: 'messages[0].content' appears twice",)
+
+    with pytest.raises(Overloaded) as caught, Names().told():
+        raise shared
+
+    assert shared.args[0].startswith("tools: tools[1].function.name: ")
+    assert vars(caught.value) == {**vars(shared), "field": "tools[1].name"}
+    assert str(caught.value) == "tools: tools[1].name: 'messages[0].content' appears twice"
 
 
 async def test_what_is_ignored_is_named(open_house, scripts) -> None:

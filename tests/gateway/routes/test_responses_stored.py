@@ -7,9 +7,12 @@ import openai
 import pytest
 
 from moesaic.services.gateway.files import shelf, store
+from moesaic.services.gateway.files.disk import BLOCK_BYTES, new_id, used_bytes
 from moesaic.services.gateway.files.responses import ResponseShelf
+from moesaic.services.gateway.files.shelf import Shelf
 from moesaic.services.gateway.files.store import Store
 from tests.gateway.batches.batch_client import ended, kept, keys_of, lines_of, submit, talk
+from tests.gateway.routes.test_responses import events_of
 
 SAID = "this is a story"
 
@@ -68,6 +71,34 @@ async def test_a_conversation_goes_on_from_a_stored_response(
         _, second, _, as_chat = house.workers[0].submits
 
     assert second.token_ids == as_chat.token_ids  # instructions are not carried over
+
+
+async def test_only_what_an_item_is_made_of_is_stored(open_house, scripts, tmp_path: Path) -> None:
+    much = "x" * 100_000
+    said = {"type": "output_text", "text": "no", "annotations": [much], "logprobs": [much]}
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "a", "b": much}], "c": much},
+        {"role": "assistant", "content": [said], "arguments": much, "summary": []},
+        {"type": "reasoning", "summary": [], "encrypted_content": much},
+        {"role": "user", "content": "and"},
+    ]
+
+    def work(client: openai.OpenAI) -> None:
+        first = create(client, items, include=["message.output_text.logprobs"])
+        assert first.output[0].content[0].logprobs
+        second = create(client, previous_response_id=first.id)
+        told = client.responses.input_items.list(second.id, order="asc").data
+        assert [item.type for item in told] == [
+            *("message", "message", "reasoning", "message", "message", "message")
+        ]
+        assert told[1].content[0].annotations == []
+        assert told[4].id == first.output[0].id
+        assert not told[4].content[0].logprobs
+        for document in tmp_path.rglob("response.json"):
+            assert much not in document.read_text()
+
+    async with open_house(scripts.says(SAID), files_dir=str(tmp_path)) as house:
+        await talk(house, work)
 
 
 async def test_an_item_may_be_named_instead_of_sent(open_house, scripts, tmp_path: Path) -> None:
@@ -173,6 +204,154 @@ async def test_files_that_fill_the_quota_leave_room_for_no_response_that_must_be
         scripts.says(SAID), files_dir=str(tmp_path), files_quota_bytes=1 << 20
     ) as house:
         assert await talk(house, work) == [413, "storage_quota_exceeded"]
+
+
+async def test_responses_stay_if_to_remove_them_makes_no_room(
+    open_house, scripts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "CHECK_EVERY", 1)
+
+    def work(client: openai.OpenAI) -> None:
+        made = [create(client).id for _ in range(4)]
+        responses = house.gateway.store.of("default").responses
+        fill(house.gateway.store.of("default"), over_bytes=5 * BLOCK_BYTES)
+        for _ in range(3):
+            assert create(client).store is False
+        assert responses.ids() == made[::-1]
+
+    async with open_house(
+        scripts.says(SAID), files_dir=str(tmp_path), files_quota_bytes=1 << 20
+    ) as house:
+        await talk(house, work)
+
+
+async def test_no_more_responses_are_removed_than_the_room_takes(
+    open_house, scripts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "CHECK_EVERY", 1)
+
+    def work(client: openai.OpenAI) -> None:
+        made = [create(client).id for _ in range(4)]
+        responses = house.gateway.store.of("default").responses
+        fill(house.gateway.store.of("default"), over_bytes=0)
+        last = create(client)
+        assert last.store is True
+        assert responses.ids() == [last.id, *made[:0:-1]]
+
+    async with open_house(
+        scripts.says(SAID), files_dir=str(tmp_path), files_quota_bytes=1 << 20
+    ) as house:
+        await talk(house, work)
+
+
+def thought(num_chars: int) -> list[dict[str, Any]]:
+    """Items that are kept, and are no part of the prompt by the template here."""
+    text = {"type": "reasoning_text", "text": "x" * num_chars}
+    return [
+        {"type": "reasoning", "summary": [], "content": [text]},
+        {"role": "user", "content": "a"},
+    ]
+
+
+async def test_a_conversation_is_stored_as_far_as_a_body_may_be_large(
+    open_house, scripts, tmp_path: Path
+) -> None:
+    most = 9000
+
+    def work(client: openai.OpenAI) -> None:
+        last = create(client, thought(2500))
+        while (found := create(client, thought(2500), previous_response_id=last.id)).store:
+            last = found
+        num_asked = len(house.workers[0].submits)
+        with pytest.raises(openai.APIStatusError) as caught:
+            create(client, thought(6000), previous_response_id=last.id, store=True)
+        assert (caught.value.status_code, caught.value.code) == (413, "conversation_too_large")
+        assert f"--max-body-bytes {most}" in caught.value.message
+        assert len(house.workers[0].submits) == num_asked
+        sizes = [document.stat().st_size for document in tmp_path.rglob("response.json")]
+        assert len(sizes) > 1
+        assert max(sizes) <= most
+
+    async with open_house(
+        scripts.says(SAID), files_dir=str(tmp_path), max_body_bytes=most
+    ) as house:
+        await talk(house, work)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_makes_a_response_too_large_is_given_and_not_stored(
+    open_house, scripts, tmp_path: Path, stream: bool
+) -> None:
+    metadata = {f"{n}": "x" * 512 for n in range(16)}  # repeated in the response
+    body = {"input": "a", "metadata": metadata, "stream": stream}
+
+    async with open_house(
+        scripts.says(SAID), files_dir=str(tmp_path), max_body_bytes=8600
+    ) as house:
+        given = await house.client.post("/v1/responses", json=body)
+        refused = await house.client.post("/v1/responses", json={**body, "store": True})
+
+    assert given.status_code == 200, given.text
+    response = events_of(given.text)[-1]["response"] if stream else given.json()
+    assert (response["status"], response["store"]) == ("completed", False)
+    assert "conversation_too_large" in refused.text
+    assert "response.completed" not in refused.text
+    assert not kept(tmp_path, "**/response.json")
+
+
+async def test_too_much_that_is_stored_is_not_read(open_house, scripts, tmp_path: Path) -> None:
+    def store_some(client: openai.OpenAI) -> tuple[Any, Any]:
+        return create(client, thought(5000)), create(client, thought(1000))
+
+    def work(client: openai.OpenAI) -> None:
+        of_large, of_small = (
+            {"type": "item_reference", "id": items[0].id}
+            for items in (
+                large.output,
+                client.responses.input_items.list(small.id, order="asc").data,
+            )
+        )
+        for body, param in (
+            ({"previous_response_id": large.id}, "previous_response_id"),
+            ({"given": [of_large]}, "input[0].id"),
+            ({"given": [of_small] * 5}, "input[3].id"),
+        ):
+            with pytest.raises(openai.BadRequestError) as caught:
+                create(client, **body)
+            assert (caught.value.param, caught.value.code) == (param, "conversation_too_large")
+            assert "--max-body-bytes 4000" in caught.value.message
+        assert create(client, previous_response_id=small.id)
+        assert client.responses.retrieve(large.id) == large
+
+    async with open_house(scripts.says(SAID), files_dir=str(tmp_path)) as house:
+        large, small = await talk(house, store_some)
+    async with open_house(
+        scripts.says(SAID), files_dir=str(tmp_path), max_body_bytes=4000
+    ) as house:
+        await talk(house, work)
+
+
+async def test_the_bytes_of_each_response_count_before_the_next_look(
+    open_house, scripts, tmp_path: Path
+) -> None:
+    quota_bytes = 1 << 20
+
+    def work(client: openai.OpenAI) -> None:
+        for _ in range(12):
+            last = create(client, thought(quota_bytes // 8))
+            assert used_bytes(tmp_path / "tenant-default") <= quota_bytes
+            assert client.responses.retrieve(last.id) == last
+
+    async with open_house(
+        scripts.says(SAID), files_dir=str(tmp_path), files_quota_bytes=quota_bytes
+    ) as house:
+        await talk(house, work)
+
+
+def fill(shelf: Shelf, over_bytes: int) -> None:
+    """Keep a file that leaves no room, whatever way it got there: so many bytes too large."""
+    with shelf.new_file(new_id("file-")) as directory:
+        (directory / "content").write_bytes(b"x" * (shelf.room_bytes() + over_bytes))
 
 
 async def test_old_and_unfinished_responses_are_swept_away(

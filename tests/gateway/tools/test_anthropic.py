@@ -247,6 +247,39 @@ async def test_arguments_that_were_cut_are_given_as_far_as_they_came(open_house,
             "names no",
         ),
         (
+            [
+                {"role": "assistant", "content": [CALL]},
+                {"role": "user", "content": "wait"},
+                {"role": "user", "content": [RESULT]},
+            ],
+            "messages[3].content[0]",
+            "come first",
+        ),
+        (
+            [
+                {"role": "assistant", "content": [CALL, {**CALL, "id": "b"}]},
+                {
+                    "role": "user",
+                    "content": [
+                        RESULT,
+                        {"type": "text", "text": "a"},
+                        {**RESULT, "tool_use_id": "b"},
+                    ],
+                },
+            ],
+            "messages[2].content[2]",
+            "come first",
+        ),
+        (
+            [
+                {"role": "assistant", "content": [CALL]},
+                {"role": "assistant", "content": [{**CALL, "name": "now"}]},
+                {"role": "user", "content": [RESULT]},
+            ],
+            "messages[2].content[0].id",
+            "another tool_use",
+        ),
+        (
             [{"role": "user", "content": [{"type": "image", "source": {}}]}],
             "messages[1].content[0]",
             "'image' is not supported",

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from moesaic.services.gateway.fields.messages import MAX_CALLS
 from tests.gateway.routes.test_responses import events_of
 from tests.gateway.tools.conftest import ASKED, NOW, TOOL
 from tests.gateway.tools.test_answers import SAID, every_family
@@ -111,6 +112,19 @@ async def test_items_that_come_back_are_one_turn_of_the_model(
     assert answer.status_code == 200, answer.text
     assert answer.headers.get("x-moesaic-ignored", SWITCH) == SWITCH
     assert as_items.token_ids == as_turns.token_ids
+
+
+async def test_a_turn_has_as_many_calls_as_one_of_a_chat(open_house, scripts) -> None:
+    call = {"type": "function_call", "name": "now", "arguments": "{}"}
+    calls = [{**call, "call_id": f"c{i}"} for i in range(MAX_CALLS + 1)]
+    async with open_house(scripts.says("yes")) as house:
+        most = await house.client.post(PATH, json={"input": [*ASKED, *calls[1:]]})
+        more = await house.client.post(PATH, json={"input": [*ASKED, *calls]})
+
+    # The most fit into a turn, but not into the context of this model.
+    assert most.json()["error"]["code"] == "context_length_exceeded"
+    assert more.status_code == 400
+    assert more.json()["error"]["param"] == f"input[{len(ASKED) + MAX_CALLS}]"
 
 
 async def test_a_result_continues_a_stored_call(open_house, scripts, tmp_path) -> None:

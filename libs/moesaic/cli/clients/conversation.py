@@ -97,7 +97,7 @@ class Talk:
                 raise CommandError(f"/params {pair}: {why}, such as temperature=0.2", Exit.USAGE)
             changed.pop(name, None)
             if value:
-                changed[name] = _value(value)
+                changed[name] = _value(name, value)
         self.parameters = changed
 
     def ask(self, text: str, think: Callable[[str], None]) -> Generator[str, None, None]:
@@ -139,8 +139,16 @@ class Talk:
                 self._messages += [asked, {"role": "assistant", "content": "".join(said)}]
 
 
-def _value(text: str) -> Any:
+def _value(name: str, text: str) -> Any:
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return text
+    try:
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        why = "give a finite number, or a text of whole characters"
+        raise CommandError(
+            f"/params {name}: no request can carry this: {why}", Exit.USAGE
+        ) from None
+    return value

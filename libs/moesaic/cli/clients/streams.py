@@ -1,17 +1,19 @@
 """Streamed answers of the gateway, as text."""
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import typer
 
+from moesaic.cli.terminal.console import harmless
 from moesaic.cli.terminal.outcome import CommandError, Exit
 
 
 def think(piece: str) -> None:
     """Show a piece of reasoning on standard error, dim on a terminal."""
-    typer.echo(typer.style(piece, dim=True), err=True, nl=False)
+    typer.echo(typer.style(harmless(piece, sys.stderr), dim=True), err=True, nl=False)
 
 
 def text_pieces(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moesaic.cli.terminal.console import print_table, say
+from moesaic.cli.terminal.console import harmless, print_table, say
 from moesaic.cli.terminal.options import UrlArgument, valid_text
 from moesaic.cli.terminal.outcome import CommandError, Exit
 
@@ -24,8 +24,6 @@ HELP = '''\
 /help                    this list
 A line that ends with \\ goes on in the next one. """ begins and ends a text of several lines.
 A message that begins with / is written with //. Ctrl-C stops an answer, Ctrl-D leaves.'''
-# A model's text must not steer the terminal.
-_STEERING = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 def chat(
@@ -84,16 +82,13 @@ def _answer(conversation: "Talk", text: str) -> None:
     """Print the answer to a message as it comes."""
     from moesaic.cli.clients.streams import think
 
-    def shown(piece: str) -> str:
-        return piece.translate(_STEERING) if sys.stdout.isatty() else piece
-
-    pieces = conversation.ask(text, lambda piece: think(shown(piece)))
+    pieces = conversation.ask(text, think)
     printed = False
     try:
         with contextlib.closing(pieces):
             for piece in pieces:
                 printed = True
-                print(shown(piece), end="", flush=True)
+                print(harmless(piece, sys.stdout), end="", flush=True)
     finally:
         if printed:
             print(flush=True)

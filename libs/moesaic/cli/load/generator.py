@@ -100,7 +100,19 @@ class TimedRequest:
         return (self.token_times[-1] - self.token_times[0]) / later if later > 0 else 0.0
 
     def read(self) -> None:
-        """Read the answer, streamed or not, from its parts."""
+        """Read the answer, streamed or not, from its parts; an odd one counts as failed."""
+        try:
+            self._read_parts()
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            self.complete, self.error = False, f"the answer cannot be read: {error}"
+        if self.status not in (0, 200) and not self.error:
+            text = b"".join(part for _, part in self.parts).decode(errors="replace")
+            self.error = f"status {self.status}: {text[:_MOST_OF_ERROR]}"
+        if not self.complete and not self.error:
+            self.error = "the answer broke off"
+        self.parts = []
+
+    def _read_parts(self) -> None:
         rest = b""
         for at, part in self.parts:
             *lines, rest = (rest + part).split(b"\n")
@@ -113,18 +125,13 @@ class TimedRequest:
         if self.status == 200 and rest.startswith(b"{"):
             self.complete = True
             self._take(json.loads(rest), self.end_s)
-        if self.status not in (0, 200) and not self.error:
-            text = b"".join(part for _, part in self.parts).decode(errors="replace")
-            self.error = f"status {self.status}: {text[:_MOST_OF_ERROR]}"
-        if not self.complete and not self.error:
-            self.error = "the answer broke off"
-        self.parts = []
 
     def _take(self, event: dict[str, Any], at: float) -> None:
-        if "error" in event:
+        if event.get("error"):
             self.status, self.error = 500, str(event["error"])[:_MOST_OF_ERROR]
             return
-        for choice in event["choices"]:
+        # Some servers send events of their own, such as pings.
+        for choice in event.get("choices") or ():
             ids = choice.get("token_ids") or []
             self.token_ids += ids
             self.token_times += [at] * len(ids)
@@ -262,7 +269,8 @@ class LoadClient:
                 while part := await connection.part():
                     each.parts.append((self.now_s, part))
             self._idle.append(connection)
-        except (OSError, EOFError, TimeoutError) as error:
+        except (OSError, EOFError, TimeoutError, ValueError, asyncio.LimitOverrunError) as error:
+            # The last two: this is no HTTP.
             each.status, each.error = 0, f"{type(error).__name__}: {error}"
             if connection is not None:
                 connection.close()

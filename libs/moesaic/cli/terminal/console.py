@@ -5,10 +5,19 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+
+
+# Texts of others, such as a model's, must not steer the terminal.
+_STEERING = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+def harmless(text: str, stream: TextIO) -> str:
+    """Leave control characters out of a text, if a terminal shows it."""
+    return text.translate(_STEERING) if stream.isatty() else text
 
 
 def print_json(value: Any) -> None:
@@ -32,7 +41,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))
+        table.add_row(*(Text(harmless(str(cell), sys.stdout)) for cell in row))
     # A file or a pipe gets lines of any length.
     Console(width=None if terminal else 400).print(table)
 
@@ -64,7 +73,7 @@ def say(text: str) -> None:
     """Write one line about the work to standard error."""
     # The terminal may be gone; the work goes on.
     with contextlib.suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+        print(harmless(text, sys.stderr), file=sys.stderr, flush=True)
 
 
 def say_at_time(text: str) -> None:
