@@ -45,7 +45,7 @@ overlay() {
     # The interpreter of the base image may be an older 3.11 than the one here, which wants one package more. A torch
     # for CUDA requires its own triton; that for CPUs gets the one of the Makefile.
     .venv/bin/pip download -q --only-binary :all: --python-version 3.11 -d "$work/wheels" -c constraints.txt \
-        '.[gateway,scheduler,attention,structured]' "$(sed -n 's/^TRITON := //p' Makefile)" hatchling 'async-timeout>=4.0.3' 2>"$work/pip.log" ||
+        '.[gateway,scheduler,attention,structured,otel]' "$(sed -n 's/^TRITON := //p' Makefile)" hatchling 'async-timeout>=4.0.3' 2>"$work/pip.log" ||
         { cat "$work/pip.log" >&2; return 1; }
     printf '[global]\nno-index = true\n' >"$work/pip.conf"
     printf '%s\n' 'FROM python:3.11-slim-bookworm' \

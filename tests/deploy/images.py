@@ -78,10 +78,12 @@ def _named_in(module: str) -> frozenset[str]:
     path = ROOT / "libs" / Path(*module.split("."))
     source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     tree = ast.parse(source.read_text(encoding="utf-8"))
+    # A text that is only compared with others starts nothing.
+    compared = {node.left for node in ast.walk(tree) if isinstance(node, ast.Compare)}
     texts = {
         node.value
         for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in compared
     }
     found = texts & graph().modules
     if any(
