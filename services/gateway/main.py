@@ -110,6 +110,8 @@ async def serve_http(
         # Another process goes on with them, or this one when it is back.
         batches.cancel()
         await finish_running(gateway, process.admin.grace_s)
+        # Their streams have no end of their own, and would hold the stop up.
+        gateway.console.end()
         watching.cancel()
         following.cancel()
         reading.cancel()
