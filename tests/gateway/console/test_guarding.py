@@ -1,13 +1,15 @@
-"""The console and its API before strangers: other sites' pages, keys without the scope, and callers who ask too much."""
+"""The console and its API before strangers: keys without the scope, other forms of paths, and too many streams."""
 
 import asyncio
+import resource
 from typing import Any
 
 import httpx
 import pytest
 
+from moesaic.cli.machine.ports import hold_port, number_of
 from moesaic.services.gateway.app import make_app
-from moesaic.services.gateway.main import http_server
+from moesaic.services.gateway.main import console_server, http_server
 from tests.gateway.conftest import House, OpenHouse
 from tests.gateway.console.test_collecting import keys, show, states_of
 from tests.waiting import HANG_S, until
@@ -115,3 +117,22 @@ async def test_streams_end_with_their_gateway_and_begin_no_more(open_house: Open
     assert [(each.status_code, each.json()["error"]["code"]) for each in refused] == [
         (503, "draining")
     ] * 3
+
+
+async def test_a_crowd_at_the_console_leaves_files_for_rest(
+    open_house: OpenHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (40, 40))
+    held = hold_port("127.0.0.1")
+    port = number_of(held)
+    async with (
+        open_house(console_port=port) as house,
+        console_server(house.gateway, house.gateway.settings),
+    ):
+        crowd = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
+        # 5 % of 40 files are two: the first ones had to go.
+        gone = [await reader.read() for reader, _ in crowd[:2]]
+        assert (await house.client.get("/livez")).status_code == 200
+        for _, writer in crowd:
+            writer.transport.abort()
+    assert gone == [b"", b""]
