@@ -93,7 +93,12 @@ class BrowserGuard:
             if not self._origins.isdisjoint((headers["origin"], ANY)):
                 return None
             return self._foreign("origin", headers["origin"], here)
-        follows_link = method in _SAFE and headers.get("sec-fetch-mode") == "navigate"
+        follows_link = (
+            method in _SAFE
+            and headers.get("sec-fetch-mode") == "navigate"
+            # A frame within another site's page is no link.
+            and headers.get("sec-fetch-dest", "document") == "document"
+        )
         if headers.get("sec-fetch-site") == "cross-site" and not follows_link:
             what = "a page of another site must not use this gateway, which needs no key"
             return problem(403, "origin_not_allowed", f"{what}: set --api-key")
@@ -165,7 +170,9 @@ class Entry:
         self._max_body_bytes = gateway.settings.max_body_bytes
         told = gateway.settings
         host = told.console_host if shows_console else told.host
-        self._guard = BrowserGuard(host, told.allowed_hosts, listed(told.allowed_origins))
+        # The console has pages of its own alone.
+        origins = () if shows_console else listed(told.allowed_origins)
+        self._guard = BrowserGuard(host, told.allowed_hosts, origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request from its first byte to its last."""
@@ -247,6 +254,9 @@ class Entry:
     ) -> HttpProblem | None:
         """Find a reason to refuse a request before its body is read; note its tenant."""
         path = request["path"]
+        # Routes would match it without its last line break, and scopes would not.
+        if "\n" in path:
+            return problem(404, "not_found", "no route has a line break in its path")
         tenant: Tenant | None = request["state"].get("caller")  # of a batch, from within
         record.least_priority = 0 if tenant is None else BATCH_PRIORITY
         needed = None if tenant is not None else scope_of(path)

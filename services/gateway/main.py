@@ -44,6 +44,7 @@ log = structlog.get_logger()
 
 LOOP_BACK_S = 0.0005  # for which a thread that reads a long text may keep the event loop waiting
 OBSERVE_EVERY_S = 0.25
+REST_SHARE, CONSOLE_SHARE = 0.5, 0.05  # of the files that may be open, for connections
 LAST_EVENTS_S = 2.0  # for error events to reach the clients of streams that did not finish
 KEEP_CONNECTION_S = (
     75  # longer than clients keep theirs, or they send into a connection that closes
@@ -110,6 +111,8 @@ async def serve_http(
         # Another process goes on with them, or this one when it is back.
         batches.cancel()
         await finish_running(gateway, process.admin.grace_s)
+        # Their streams have no end of their own, and would hold the stop up.
+        gateway.console.end()
         watching.cancel()
         following.cancel()
         reading.cancel()
@@ -174,14 +177,14 @@ async def console_server(gateway: Gateway, settings: GatewaySettings) -> AsyncIt
     own = settings.model_copy(update={"host": settings.console_host, "port": settings.console_port})
     _check_exposure(own)
     app = make_app(gateway, shows_console=True)
-    async with http_server(own, app, flags="console-") as address:
+    async with http_server(own, app, flags="console-", share=CONSOLE_SHARE) as address:
         log.info("console.serving", address=address)
         yield
 
 
 @asynccontextmanager
 async def http_server(
-    settings: GatewaySettings, app: ASGIApp, flags: str = ""
+    settings: GatewaySettings, app: ASGIApp, flags: str = "", share: float = REST_SHARE
 ) -> AsyncIterator[str]:
     """Answer HTTP for the length of the block; gives the ``host:port`` that is listened on.
 
@@ -189,6 +192,7 @@ async def http_server(
         settings: with host and port.
         app: the application.
         flags: beginning of the names of the flags for these.
+        share: of the files that this process may open, for connections.
 
     Raises:
         InUse: the port cannot be listened on.
@@ -209,14 +213,13 @@ async def http_server(
         timeout_graceful_shutdown=round(LAST_EVENTS_S),
     )
     config.load()
-    server = _Server(config)
+    server = _Server(config, share)
     # Of HTTPS, connections are accepted here: uvicorn would not bound their handshakes.
     sockets = [listener] if certificates is None else []
     tasks = [asyncio.create_task(server.serve(sockets=sockets), name="http")]
     if certificates is not None:
         make = partial(BoundedHttp, config, server.server_state, {})
-        context = certificates.context
-        accepting = accept(listener, context, server.server_state, make)
+        accepting = accept(listener, certificates, server.server_state, make)
         tasks += [asyncio.create_task(each) for each in (accepting, certificates.follow())]
     serving, *others = tasks
     try:
@@ -243,9 +246,9 @@ def _certificates(settings: GatewaySettings) -> Certificates | None:
 class _Server(uvicorn.Server):
     server_state: Connections
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, share: float) -> None:
         super().__init__(config)
-        self.server_state = Connections()
+        self.server_state = Connections(share)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -264,9 +264,19 @@ def test_an_error_of_the_server_is_shown(ask: Run, server: Server) -> None:
     assert done.stderr == "moesaic: input: too bad\n"
 
 
-@pytest.mark.parametrize("command", [["classify", "x", "--labels", "a,b"], ["generate", "x"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["classify", "x", "--labels", "a,b", "--url"],
+        ["generate", "x", "--url"],
+        ["chat"],
+        ["bench", "serve"],
+    ],
+)
 def test_without_a_server_the_command_says_what_to_do(ask: Run, command: list[str]) -> None:
-    done = ask(*command, "--url", "http://127.0.0.1:1")
+    done = ask(*command, "http://127.0.0.1:1")
 
     assert done.returncode == 3
     assert "no answer from http://127.0.0.1:1; start a suite with 'moesaic up'" in done.stderr
+    # An option that all of them have.
+    assert "set MOESAIC_URL" in done.stderr

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
@@ -9,8 +10,9 @@ from typing import Protocol
 from moesaic.cluster.background import again_and_again
 from moesaic.cluster.placement_view import PlacementView
 from moesaic.cluster.waiting import Changes
-from moesaic.errors import MoesaicError
+from moesaic.errors import MoesaicError, NotReady
 from moesaic.messages.registry import WorkerRecord
+from moesaic.services.gateway.access import TenantLimited
 from moesaic.services.gateway.console.asking import Asking
 from moesaic.services.gateway.console.experts import (
     NOTHING_HELD,
@@ -33,6 +35,7 @@ from moesaic.services.gateway.workers.run import Run
 from moesaic.v1.edge_agent_pb2 import GetProfileResponse
 
 EVERY_S = 2.0
+MOST_WATCHING = 64  # pages and other callers of one tenant at a time
 
 
 class Gatewayed(Protocol):
@@ -58,7 +61,11 @@ class Members(Protocol):
 
 
 class Collector(Changes):
-    """The state of a cluster, as one gateway sees it."""
+    """The state of a cluster, as one gateway sees it.
+
+    Attributes:
+        ended: the gateway stops; nobody may watch any more.
+    """
 
     def __init__(
         self, name: str, gateway: Gatewayed, fleet: Members, placement: PlacementView
@@ -73,7 +80,8 @@ class Collector(Changes):
         super().__init__()
         self._name, self._gateway, self._fleet, self._placement = name, gateway, fleet, placement
         self._asking, self._traffic = Asking(), TrafficWindow()
-        self._num_watching = 0
+        self.ended = False
+        self._watching: Counter[str] = Counter()
         self._collecting: asyncio.Task[None] | None = None
         self._state: ClusterState | None = None
         # Of these placement and traffic.
@@ -81,17 +89,35 @@ class Collector(Changes):
         self._holding: tuple[dict[str, HeldExperts], dict[str, float]] | None = None
 
     @asynccontextmanager
-    async def watching(self) -> AsyncIterator["Collector"]:
-        """Collect for the length of the block; several blocks share one collection."""
-        self._num_watching += 1
+    async def watching(self, tenant: str) -> AsyncIterator["Collector"]:
+        """Collect for the length of the block; several blocks share one collection.
+
+        Raises:
+            NotReady: the gateway stops.
+            TenantLimited: the tenant watches often enough.
+        """
+        self._check_end()
+        if self._watching[tenant] >= MOST_WATCHING:
+            what = f"this key watches {MOST_WATCHING} times; close pages of the console"
+            raise TenantLimited("tenant_concurrency_exceeded", what, EVERY_S)
+        self._watching[tenant] += 1
         if self._collecting is None:
             self._collecting = asyncio.create_task(again_and_again(self._collect, "console"))
         try:
             yield self
         finally:
-            self._num_watching -= 1
-            if not self._num_watching:
+            self._watching[tenant] -= 1
+            if not self._watching.total():
                 await self._stop()
+
+    def end(self) -> None:
+        """Have everybody watch no more: the gateway stops."""
+        self.ended = True
+        self.note_change()
+
+    def _check_end(self) -> None:
+        if self.ended:
+            raise NotReady("the gateway is stopping", code="draining")
 
     @property
     def collects(self) -> bool:
@@ -99,8 +125,13 @@ class Collector(Changes):
         return self._collecting is not None
 
     async def state(self) -> ClusterState:
-        """Give the newest state; waits for the first."""
+        """Give the newest state; waits for the first.
+
+        Raises:
+            NotReady: the gateway stops before that.
+        """
         while self._state is None:
+            self._check_end()
             await self.changed(self.version)
         return self._state
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import structlog
 
+from moesaic.cluster.security.expiry import show_expiry
 from moesaic.errors import InvalidInput
 
 LOOK_EVERY_S = 1.0
@@ -18,7 +19,7 @@ class Certificates:
     """The TLS context of a server, kept up with its files.
 
     Attributes:
-        context: of the server; it stays the same object, and new connections get what it holds.
+        context: for new connections of the server.
     """
 
     def __init__(self, certfile: str, keyfile: str, ca_certs: str, cert_reqs: int) -> None:
@@ -42,9 +43,9 @@ class Certificates:
             fix = f"is needed with --ssl-cert-reqs {cert_reqs}: it checks clients' certificates"
             raise InvalidInput("--ssl-ca-certs", fix)
         self._certfile, self._keyfile, self._ca_certs = certfile, keyfile, ca_certs
+        self._verify_mode = ssl.VerifyMode(cert_reqs)
         self._seen = self._stamps()
         self.context = self._read()
-        self.context.verify_mode = ssl.VerifyMode(cert_reqs)
 
     async def follow(self) -> None:
         """Adopt the files whenever they change; runs until cancelled. Files that cannot be used change nothing."""
@@ -55,9 +56,8 @@ class Certificates:
                 continue
             self._seen = stamps
             try:
-                # A pair that does not match would leave the live context without a key.
-                await asyncio.to_thread(self._read)
-                self._load(self.context)
+                # A new one: an authority cannot be taken out of a context, nor out of its sessions.
+                self.context = await asyncio.to_thread(self._read)
             except InvalidInput as error:
                 log.error("certificates.refused", problem=str(error))
             else:
@@ -65,13 +65,10 @@ class Certificates:
 
     def _read(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._load(context)
-        return context
-
-    def _load(self, context: ssl.SSLContext) -> None:
+        context.verify_mode = self._verify_mode
         key = self._keyfile or None
         with _naming("--ssl-certfile", self._certfile):
-            Path(self._certfile).read_bytes()
+            pem = Path(self._certfile).read_bytes()
         with _naming("--ssl-keyfile", self._keyfile or self._certfile):
             Path(self._keyfile or self._certfile).read_bytes()
         with _naming("--ssl-certfile", self._certfile, f" with key {key}" if key else ""):
@@ -80,6 +77,8 @@ class Certificates:
         if self._ca_certs:
             with _naming("--ssl-ca-certs", self._ca_certs):
                 context.load_verify_locations(self._ca_certs)
+        show_expiry(rest=pem)
+        return context
 
     def _stamps(self) -> list[tuple[int, ...] | None]:
         return [_stamp(file) for file in (self._certfile, self._keyfile, self._ca_certs) if file]

@@ -2,12 +2,12 @@
 
 import asyncio
 import socket
-import ssl
 from collections.abc import Callable
 from contextlib import suppress
 
 import structlog
 
+from moesaic.services.gateway.http.certificates import Certificates
 from moesaic.services.gateway.http.protocol import Connections
 
 HANDSHAKE_S = 10.0
@@ -37,7 +37,7 @@ class Handshake:
 
 async def accept(
     listener: socket.socket,
-    context: ssl.SSLContext,
+    certificates: Certificates,
     connections: Connections,
     make: Callable[[], asyncio.Protocol],
 ) -> None:
@@ -45,7 +45,7 @@ async def accept(
 
     Args:
         listener: listens already.
-        context: with the certificate.
+        certificates: of the server.
         connections: of the server.
         make: makes the protocol of an open connection.
     """
@@ -60,7 +60,7 @@ async def accept(
                 log.warning("http.not_accepted", cause=str(error))
                 await asyncio.sleep(PAUSE_S)
                 continue
-            task = loop.create_task(_shake(accepted, context, connections, make))
+            task = loop.create_task(_shake(accepted, certificates, connections, make))
             shaking.add(task)
             task.add_done_callback(shaking.discard)
     finally:
@@ -70,7 +70,7 @@ async def accept(
 
 async def _shake(
     accepted: socket.socket,
-    context: ssl.SSLContext,
+    certificates: Certificates,
     connections: Connections,
     make: Callable[[], asyncio.Protocol],
 ) -> None:
@@ -78,6 +78,6 @@ async def _shake(
     # The client speaks no TLS, left, was too slow, or had to make room for others.
     with suppress(OSError, asyncio.CancelledError):
         await loop.connect_accepted_socket(
-            make, accepted, ssl=context, ssl_handshake_timeout=HANDSHAKE_S
+            make, accepted, ssl=certificates.context, ssl_handshake_timeout=HANDSHAKE_S
         )
     handshake.end()

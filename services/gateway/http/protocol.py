@@ -33,7 +33,7 @@ MAX_PIPELINED = 32  # requests that wait for the answer to one before them
 DRAIN_BYTES = 201 << 20
 DRAIN_S = 10.0
 REFUSED_BYTES = 1 << 20  # the same after bytes that cannot be parsed, or have no clear end
-MAX_CONNECTIONS = 1 << 16  # of a gateway; and half of the files that it may open
+MAX_CONNECTIONS = 1 << 16  # of a listener
 UNSENT_BYTES = (64 << 10, 16 << 10)  # from which on writers wait, and down to which
 
 
@@ -127,9 +127,10 @@ class Connections(ServerState):
         beginning: those that are not open yet, as their handshakes have not ended; longest first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, share: float) -> None:
+        """Bound them by a share of the files that this process may open."""
         super().__init__()
-        self.most = connections_within(0.5, MAX_CONNECTIONS)
+        self.most = connections_within(share, MAX_CONNECTIONS)
         self.silent: dict[BoundedHttp, None] = {}
         self.beginning: dict[Beginning, None] = {}
 

@@ -1,6 +1,7 @@
 """The console, and the state of the cluster that it shows."""
 
 from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
@@ -13,6 +14,7 @@ from moesaic.services.gateway.gateway import gateway_of, record_of
 from moesaic.services.gateway.generate.deliver import KEEP_ALIVE_S, EventStream, event
 from moesaic.services.gateway.http.openapi import answers
 from moesaic.services.gateway.http.reply import reply
+from moesaic.services.gateway.http.request_record import while_connected
 from moesaic.services.gateway.routes.json_route import JsonRoute
 
 router = APIRouter(route_class=JsonRoute)
@@ -50,35 +52,43 @@ async def asset(name: str) -> Response:
 @router.get("/v1/moesaic/state", responses=answers(ClusterState, errors=(404, 503)))
 async def state(request: Request) -> Response:
     """The state of the cluster now: processes, links, requests in flight, brownout, scaling, decisions."""
-    async with _collector(request).watching() as collector:
-        return reply(await collector.state())
+    return await while_connected(request.receive, _state(request))
 
 
 @router.get("/v1/moesaic/experts", responses=answers(ExpertMap, errors=(404, 503)))
 async def experts(request: Request) -> Response:
     """The holders of each expert, and its share of the recent rows of its layer."""
-    async with _collector(request).watching() as collector:
-        await collector.state()
-        return reply(collector.experts())
+    return await while_connected(request.receive, _experts(request))
 
 
 @router.get(
     "/v1/moesaic/events", responses=answers(ClusterState, stream=ClusterState, errors=(404, 503))
 )
 async def events(request: Request) -> Response:
-    """The same as `/v1/moesaic/state` as server-sent events, every two seconds, without end."""
-    collector = _collector(request)
-
-    async def chunks() -> AsyncGenerator[bytes, None]:
-        async with collector.watching():
-            while True:
-                state = await collector.state()
-                version = collector.version
-                yield event(state)
-                await collector.changed(version)
-
-    return EventStream(record_of(request), chunks(), KEEP_ALIVE_S)
+    """The same as `/v1/moesaic/state` as server-sent events, every two seconds, until the gateway stops."""
+    return EventStream(record_of(request), _events(request), KEEP_ALIVE_S)
 
 
-def _collector(request: Request) -> Collector:
-    return gateway_of(request).collector
+async def _state(request: Request) -> Response:
+    async with _watching(request) as collector:
+        return reply(await collector.state())
+
+
+async def _experts(request: Request) -> Response:
+    async with _watching(request) as collector:
+        await collector.state()
+        return reply(collector.experts())
+
+
+async def _events(request: Request) -> AsyncGenerator[bytes, None]:
+    async with _watching(request) as collector:
+        while not collector.ended:
+            state = await collector.state()
+            version = collector.version
+            yield event(state)
+            await collector.changed(version)
+    yield b""
+
+
+def _watching(request: Request) -> AbstractAsyncContextManager[Collector]:
+    return gateway_of(request).collector.watching(record_of(request).tenant)

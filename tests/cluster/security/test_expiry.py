@@ -8,7 +8,6 @@ import pytest
 from prometheus_client import REGISTRY
 
 from moesaic.cluster.security.expiry import expiry_s, show_expiry
-from moesaic.cluster.security.tls import Tls
 from tests.certificates import certificate
 
 NAME = "moesaic_tls_certificate_expiry_timestamp_seconds"
@@ -43,7 +42,7 @@ def test_the_expiry_is_that_which_openssl_tells(days: str, tmp_path: Path) -> No
 def test_what_is_no_certificate_is_refused_and_stops_nothing(pem: bytes) -> None:
     with pytest.raises(ValueError, match="certificate"):
         expiry_s(pem)
-    show_expiry(Tls(pem, b"", pem))
+    show_expiry(own=pem, authority=pem)
 
 
 def test_no_cut_or_changed_certificate_raises_another_error(tmp_path: Path) -> None:
@@ -51,13 +50,13 @@ def test_no_cut_or_changed_certificate_raises_another_error(tmp_path: Path) -> N
     body = pem.split(b"\n")
     for line in range(1, len(body) - 2):
         for changed in (body[:line] + body[line + 1 :], [*body[:line], body[1], *body[line:]]):
-            show_expiry(Tls(b"\n".join(changed), b"", b"\n".join(changed)))
+            show_expiry(own=b"\n".join(changed))
 
 
 def test_both_certificates_are_shown(tmp_path: Path) -> None:
     cert = certificate(tmp_path, "own")
     pem = cert.read_bytes()
-    show_expiry(Tls(pem, b"", pem))
+    show_expiry(own=pem, authority=pem)
 
     for which in ("own", "authority"):
         assert REGISTRY.get_sample_value(NAME, {"certificate": which}) == told_by_openssl(cert)

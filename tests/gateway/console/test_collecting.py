@@ -307,7 +307,7 @@ async def test_a_service_that_does_not_answer_is_shown_without_load(open_house: 
         collector = show(
             house, record("attention-0", "attention"), record("scheduler", "scheduler")
         )
-        async with collector.watching():
+        async with collector.watching("t"):
             state = await asyncio.wait_for(collector.state(), HANG_S)
     assert [(each.id, each.load) for each in state.services] == [
         ("attention-0", None),

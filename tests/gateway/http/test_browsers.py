@@ -124,6 +124,8 @@ def test_a_page_without_an_origin_is_told_by_what_else_browsers_send() -> None:
     assert code("GET", {**cross, "sec-fetch-mode": "no-cors"}) == "origin_not_allowed"
     assert code("POST", {**cross, "sec-fetch-mode": "navigate"}) == "origin_not_allowed"
     assert code("GET", {**cross, "sec-fetch-mode": "navigate"}) == ""  # the user follows a link
+    framed = {**cross, "sec-fetch-mode": "navigate", "sec-fetch-dest": "iframe"}
+    assert code("GET", framed) == "origin_not_allowed"
     assert code("POST", {**ours, "referer": "https://evil.example/a"}) == "origin_not_allowed"
     assert code("GET", {**ours, "referer": "https://evil.example/a"}) == ""
     assert (

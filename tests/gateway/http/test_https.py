@@ -9,12 +9,15 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client import REGISTRY
 
+from moesaic.cluster.security.expiry import expiry_s
 from moesaic.errors import InvalidInput
 from moesaic.services.gateway.http.certificates import Certificates
 from tests.certificates import certificate
 from tests.waiting import HANG_S, until
 
+EXPIRY = "moesaic_tls_certificate_expiry_timestamp_seconds"
 NAMES = ("first", "second", "client", "stranger")
 
 
@@ -123,6 +126,34 @@ async def test_new_files_are_shown_to_new_connections_and_broken_ones_are_not(
         assert (await ask(house, trusting(made, "second"))).status_code == 200
         with pytest.raises(httpx.ConnectError):
             await ask(house, trusting(made, "first"))
+
+
+async def test_an_authority_that_is_taken_away_is_trusted_no_more(
+    open_house: Any, scripts: Any, made: Path, pair: dict[str, str], tmp_path: Path
+) -> None:
+    authorities = tmp_path / "authorities.pem"
+    authorities.write_bytes((made / "client.pem").read_bytes() + (made / "second.pem").read_bytes())
+    asks = {"ssl_ca_certs": str(authorities), "ssl_cert_reqs": 2}
+    async with open_house(scripts.says("yes"), **pair, **asks) as house:
+        shown = trusting(made, "first", shown="client")
+        assert (await ask(house, shown)).status_code == 200
+        shutil.copy(made / "second.pem", authorities)
+        await until(lambda: any(each["event"] == "certificates.loaded" for each in house.logs))
+        # With the session of before, too.
+        for context in (shown, trusting(made, "first", shown="client")):
+            with pytest.raises(httpx.TransportError):
+                await ask(house, context)
+        assert (await ask(house, trusting(made, "first", shown="second"))).status_code == 200
+
+
+def test_the_expiry_is_shown_of_each_certificate_in_turn(
+    made: Path, pair: dict[str, str], tmp_path: Path
+) -> None:
+    for name in ("first", "second"):
+        install(made, tmp_path, name)
+        Certificates(pair["ssl_certfile"], pair["ssl_keyfile"], "", 0)
+        told = REGISTRY.get_sample_value(EXPIRY, {"certificate": "rest"})
+        assert told == expiry_s((made / f"{name}.pem").read_bytes())
 
 
 @pytest.mark.parametrize(("needs", "without"), [(1, True), (2, False)])

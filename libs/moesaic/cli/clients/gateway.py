@@ -56,8 +56,7 @@ def reported(url: str) -> Iterator[None]:
         raise CommandError(problem_of(error.response)["message"], status) from error
     except httpx.ConnectError as error:
         raise CommandError(
-            f"no answer from {url}; start a suite with 'moesaic up', or give its address with "
-            "--url or MOESAIC_URL",
+            f"no answer from {url}; start a suite with 'moesaic up', or set MOESAIC_URL to its address",
             Exit.UNHEALTHY,
         ) from error
     except httpx.TimeoutException as error:

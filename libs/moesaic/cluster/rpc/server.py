@@ -86,7 +86,8 @@ async def admin_server(
         InvalidInput: a certificate cannot be read.
     """
     with using(Credentials.of(settings)) as credentials:
-        show_expiry(credentials.tls)
+        if (tls := credentials.tls) is not None:
+            show_expiry(own=tls.cert, authority=tls.ca)
         served = _serve(settings, role, worker_id, generation, register, stop, credentials)
         async with served as server:
             yield server

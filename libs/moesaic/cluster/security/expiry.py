@@ -10,22 +10,18 @@ from datetime import UTC, datetime
 
 from prometheus_client import Gauge
 
-from moesaic.cluster.security.tls import Tls
-
 _expiry_s = Gauge(
     "moesaic_tls_certificate_expiry_timestamp_seconds",
-    "Time since 1970 at which a certificate for gRPC that this process has read expires",
+    "Time since 1970 at which a certificate of this process expires; rest: of the REST port, the others: for gRPC",
     ["certificate"],
 )
 _UTC_TIME, _VERSION = 0x17, 0xA0
 
 
-def show_expiry(tls: Tls | None) -> None:
-    """Show when this process's certificate and its authority's expire."""
-    if tls is None:
-        return
-    for name, pem in (("own", tls.cert), ("authority", tls.ca)):
-        # gRPC decides about certificates, and says which are wrong.
+def show_expiry(**certificates: bytes) -> None:
+    """Show when certificates expire: the first of each PEM file, by the name under which it is told."""
+    for name, pem in certificates.items():
+        # TLS decides about certificates, and says which are wrong.
         with suppress(ValueError):
             _expiry_s.labels(name).set(expiry_s(pem))
 
