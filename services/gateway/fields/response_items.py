@@ -13,13 +13,14 @@ from moesaic.services.gateway.fields.messages import (
     Message,
     ToolCallWire,
 )
+from moesaic.services.gateway.fields.response_tools import name_for_model
 
 Name = str  # of a place in the body, for errors
 _SPEAKERS = ("user", "assistant", "system", "developer")
 _INPUT_TEXT, _OUTPUT_TEXT = "input_text", "output_text"
 _LISTED = {
     "message": ("role", "content"),
-    "function_call": ("call_id", "name", "arguments"),
+    "function_call": ("call_id", "namespace", "name", "arguments"),
     "function_call_output": ("call_id", "output"),
     "reasoning": ("summary", "content"),
 }
@@ -49,6 +50,7 @@ class ItemWire(BodyPart):
     role: str | None = Field(None, max_length=64, description=", ".join(_SPEAKERS))
     content: Content | None = None
     call_id: str | None = Field(None, max_length=256)
+    namespace: str | None = Field(None, max_length=256, description="of the function called")
     name: str | None = Field(None, max_length=256)
     arguments: str | None = None
     output: Content | None = None
@@ -116,7 +118,9 @@ class Messages:
         call_id = _needed(item.call_id, f"{place}.call_id")
         name = _needed(item.name, f"{place}.name")
         arguments = _needed(item.arguments, f"{place}.arguments")
-        function = CalledFunction.model_construct(name=name, arguments=arguments)
+        function = CalledFunction.model_construct(
+            name=name_for_model(name, item.namespace), arguments=arguments
+        )
         call = ToolCallWire(id=call_id, function=function)
         self._called.add(call_id)
         last = self._turn

@@ -206,7 +206,12 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(
         ({"conversation": "c"}, "conversation", "unsupported_parameter"),
         ({"prompt": {"id": "p"}}, "prompt", "unsupported_parameter"),
         ({"truncation": "auto"}, "truncation", "unsupported_parameter"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "unsupported_parameter"),
+        ({"tools": [{"type": "file_search"}]}, "tools[0].type", "unsupported_parameter"),
+        (
+            {"tools": [{"type": "web_search"}], "tool_choice": "required"},
+            "tool_choice",
+            "invalid_request",
+        ),
         ({"tools": [{"type": "function"}]}, "tools[0].name", "invalid_request"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name", "invalid_request"),
         ({"tool_choice": "required"}, "tool_choice", "invalid_request"),
