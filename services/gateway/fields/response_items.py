@@ -17,6 +17,8 @@ from moesaic.services.gateway.fields.response_tools import name_for_model
 
 Name = str  # of a place in the body, for errors
 _SPEAKERS = ("user", "assistant", "system", "developer")
+_INSTRUCTING = ("system", "developer")
+_INSTRUCTING = ("system", "developer")
 _INPUT_TEXT, _OUTPUT_TEXT = "input_text", "output_text"
 _LISTED = {
     "message": ("role", "content"),
@@ -112,7 +114,19 @@ class Messages:
         if item.role == "assistant" and last is not None and begun:
             last.content = _as_parts(content)
             return
+        if item.role in _INSTRUCTING and self._goes_on_instructing(content):
+            return
         self._add(place, role=item.role, content=_as_parts(content))
+
+    def _goes_on_instructing(self, content: Content) -> bool:
+        """Join instructions to those before them: many templates read only the first message of them."""
+        if len(self.made) != 1 or self.made[0].role not in _INSTRUCTING:
+            return False
+        before, more = _texts_of(self.made[0].content or ""), _texts_of(content)
+        if before is None or more is None:
+            return False
+        self.made[0].content = "\n\n".join(("\n".join(before), "\n".join(more)))
+        return True
 
     def _take_call(self, item: ItemWire, place: Name) -> None:
         call_id = _needed(item.call_id, f"{place}.call_id")
@@ -162,6 +176,15 @@ def _as_parts(content: Content) -> str | list[TextPart]:
 
 def _text_of(parts: str | Sequence[TextPart]) -> str:
     return parts if isinstance(parts, str) else "\n".join(part.text or "" for part in parts)
+
+
+def _texts_of(content: str | Sequence[TextPart]) -> list[str] | None:
+    """Give the texts of a content; None: it has other parts too."""
+    if isinstance(content, str):
+        return [content]
+    kinds = ("text", _INPUT_TEXT)
+    texts = [part.text for part in content if part.type in kinds and part.text is not None]
+    return texts if len(texts) == len(content) else None
 
 
 def items_of(given: str | Sequence[ItemWire]) -> list[ItemWire]:
