@@ -27,7 +27,14 @@ IN_BACKTICKS = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 CODE_SUFFIXES = (".py", ".c", ".h", ".proto", ".sh", ".toml")
 # By commands, and of transformers.
 NOT_HERE = ("deploy/secrets", "run/", "build/", "conversion_mapping.py")
-OPTIONS_OF_OTHERS = {"--build-arg", "--install-completion", "--local-dir"}
+OPTIONS_OF_OTHERS = {
+    *("--build-arg", "--install-completion", "--local-dir"),
+    # Of ``vllm bench serve``, which docs/use/load.md compares.
+    *("--base-url", "--chat-template-kwargs", "--disable-tqdm", "--no-stream", "--plot-timeline"),
+    *("--plot-dataset-stats", "--probe-request-rate", "--profile", "--skip-chat-template"),
+    *("--skip-tokenizer-init", "--tokenizer-mode", "--trust-remote-code", "--use-beam-search"),
+    *("--enable-multimodal-chat", "--no-reranker", "--lora-modules", "--lora-assignment"),
+}
 
 
 @cache
