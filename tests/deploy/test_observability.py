@@ -29,7 +29,17 @@ RULES = sorted((HERE / "rules").glob("*.yml"))
 # Prometheus adds them to what it scrapes.
 OF_SCRAPES = {"job", "instance"}
 FUNCTIONS = {
-    *("absent", "and", "avg_over_time", "by", "count", "deriv", "group", "group_left", "histogram_quantile"),
+    *(
+        "absent",
+        "and",
+        "avg_over_time",
+        "by",
+        "count",
+        "deriv",
+        "group",
+        "group_left",
+        "histogram_quantile",
+    ),
     *("increase", "max", "max_over_time", "min", "on", "or", "rate", "sum", "time", "topk"),
     "vector",
 }

@@ -1,7 +1,7 @@
 """The picture and the table of the page about traces, made from the trace of one request.
 
-``python -m docs.operate.trace_picture`` starts a suite of the demo model with two expert workers and a collector, asks
-it for an answer of 20 tokens, draws ``trace.svg``, and prints the table for ``traces.md``.
+``python -m tests.telemetry.trace_picture`` starts a suite of the demo model with two expert workers and a collector. It
+asks for an answer of 20 tokens, draws ``trace.svg``, and prints the table for ``traces.md``.
 """
 
 from collections.abc import Iterator
@@ -11,11 +11,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tests.suites import SERVED_PROMPT, running
+from tests.suites import ROOT, SERVED_PROMPT, running
 from tests.telemetry.collector import AT_ONCE, TakenSpan, collecting
 from tests.waiting import eventually
 
-PICTURE = Path(__file__).with_name("trace.svg")
+PICTURE = ROOT / "docs/operate/trace.svg"
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
 COLOURS = {"gateway": "#3b6fb6", "attention": "#c26a1b"}
@@ -106,9 +106,9 @@ def drawing(shown: list[Drawn]) -> str:
     for number, (name, colour) in enumerate(
         [*COLOURS.items(), ("expert worker, as told", EXPERTS)]
     ):
-        x = 10 + 110 * number
-        parts.append(f'<rect x="{x}" y="10" width="12" height="12" fill="{colour}"/>')
-        parts.append(f'<text x="{x + 17}" y="20">{name}</text>')
+        left = 10 + 110 * number
+        parts.append(f'<rect x="{left}" y="10" width="12" height="12" fill="{colour}"/>')
+        parts.append(f'<text x="{left + 17}" y="20">{name}</text>')
     for number, each in enumerate(shown):
         y = TOP + ROW * number
         x, long = LEFT + each.begin_ms * scale, max(1.0, (each.end_ms - each.begin_ms) * scale)
