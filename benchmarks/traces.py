@@ -96,6 +96,7 @@ def run(quick: bool) -> Iterator[dict[str, Any]]:
                 "turns": turn,
                 "load_average": round(os.getloadavg()[0], 1),
                 **{workload: _figures(sides, workload) for workload in WORKLOADS},
+                "cpu_over_off_of_all_workloads": _together(sides),
             }
         yield {
             "config": {
@@ -206,6 +207,14 @@ def _figures(sides: Mapping[str, _Side], workload: str) -> dict[str, Any]:
     found["cpu_ms_added_to_a_traced_request"] = added_ms
     found["cpu_added_by_one_in_a_hundred"] = round(added_ms["median"] / of_request_ms / 100, 5)
     return found
+
+
+def _together(sides: Mapping[str, _Side]) -> dict[str, Any]:
+    off = sides["off"].cpu_us
+    return {
+        name: _between([one for w in WORKLOADS for one in ratios(side.cpu_us[w], off[w])])
+        for name, side in sides.items()
+    }
 
 
 def _between(values: list[float]) -> dict[str, float]:
