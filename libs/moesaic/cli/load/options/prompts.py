@@ -29,7 +29,10 @@ class PromptOptions:
         CommandError: a file is missing or must not be given, or a length is wrong.
     """
 
-    dataset_name: Annotated[Dataset, _of("Where prompts come from.")] = "random"
+    dataset_name: Annotated[
+        Dataset,
+        _of("Source of prompts. Unlike in vLLM, those of custom get no chat template here."),
+    ] = "random"
     dataset_path: Annotated[Path | None, _of("File of sharegpt, custom or timed_trace.")] = None
     num_prompts: Annotated[int, _of("Number of requests.", min=1)] = 1000
     no_oversample: Annotated[
