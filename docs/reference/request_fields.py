@@ -58,7 +58,7 @@ def request_fields_page(made: str) -> str:
             lines += [f"The fields of {' and of '.join(map(_link, bases))}, and these:", ""]
         lines += _fields_of(kind, taken, objects)
         if elsewhere := _elsewhere(kind):
-            lines += ["These fields of other routes are refused:", "", *elsewhere, ""]
+            lines += [*elsewhere, ""]
         if kind.model_config.get("extra") == "forbid":
             lines += ["Every other field is refused.", ""]
     lines += ["## Objects", ""]
@@ -72,10 +72,8 @@ def _elsewhere(kind: type[BaseModel]) -> list[str]:
     names_of: dict[str, list[str]] = {}
     for name, instead in sorted(_elsewhere_of(kind).items()):
         names_of.setdefault(instead, []).append(f"`{name}`")
-    return [
-        f"- {', '.join(names)}" + (f": use `{instead}`" if instead else "")
-        for instead, names in sorted(names_of.items())
-    ]
+    rows = [f"| {', '.join(names)} | {instead} |" for instead, names in sorted(names_of.items())]
+    return ["| refused here | instead |", "|---|---|", *rows] if rows else []
 
 
 def _link(title: str) -> str:
