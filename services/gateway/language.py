@@ -179,7 +179,7 @@ class Language:
             yield
         except TextTooLong as error:
             fix = (
-                f"this model's context is {self.max_tokens} tokens; the text"
+                f"this model's maximum context length is {self.max_tokens} tokens; the text"
                 f"{f' made of it and {beside}' if beside else ''} has {error.size}, "
                 f"and {error.most} tokens are the most"
             )

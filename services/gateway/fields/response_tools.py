@@ -16,7 +16,10 @@ class FlatToolWire(FunctionWire):
     """One tool: a function, or a namespace of functions. The fields of a function stand beside the type."""
 
     name: str = Field("", description="required")
-    type: str = Field(max_length=64, description="function or namespace; web_search is ignored")
+    type: str = Field(
+        max_length=64,
+        description="function or namespace; web_search is ignored, others are refused",
+    )
     tools: Annotated[list[Self], Field(max_length=MAX_TOOLS)] | None = Field(
         None, description="functions of a namespace"
     )

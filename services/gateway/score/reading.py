@@ -165,7 +165,7 @@ class Bounds:
         room = max(0, self._context - max(map(len, read.candidates)))
         if num_tokens > room:
             fix = (
-                f"this model's context is {self._context} tokens; the prompt made of it"
+                f"this model's maximum context length is {self._context} tokens; the prompt made of it"
                 f"{f' and {beside}' if beside else ''} takes {num_tokens}, at most {room} leave "
                 "room for the answer"
             )
