@@ -1,7 +1,7 @@
 """``/v1/embeddings`` and ``/pooling``: one prefill an input, and its hidden state as a vector."""
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from fastapi import APIRouter, Request, Response
@@ -57,6 +57,7 @@ async def _answer(
 ) -> Response:
     body, language = admitted.body, admitted.gateway.language
     check_dimensions(body.dimensions, language.dimensions)
+    prompts: list[Sequence[int]]
     if body.messages is None:
         num_chars = sum(map(len, body.input))
         prompts = await language.work(num_chars, _encode, admitted)
@@ -72,7 +73,7 @@ async def _answer(
     return await language.work(len(prompts) * language.config.hidden_size, answer)
 
 
-def _encode(admitted: Admitted[EmbeddingWire]) -> "list[array[int]]":
+def _encode(admitted: Admitted[EmbeddingWire]) -> list[Sequence[int]]:
     """Encode the inputs, and keep the last tokens of each."""
     body, language, is_one = admitted.body, admitted.gateway.language, len(admitted.body.input) == 1
     kept, bounds = _kept(admitted), Bounds(admitted.gateway)
