@@ -15,8 +15,7 @@
 #   make coverage, make mutants   which lines make test runs, and how many random faults it finds
 #   make costs   measure what each test costs, for the quick tier
 #   make soak    half an hour of mixed traffic and killed workers (SOAK_MINUTES=3 for less)
-#   make test-clients   other people's clients against a real suite: openai and its Agents SDK, anthropic, pydantic-ai, LangChain,
-#                lm_eval, guidellm, curl
+#   make test-clients   other people's clients against a real suite: docs/use/clients lists them
 #   make lm-eval    every log-likelihood of lm_eval beside that of transformers
 #   make proto   generate the stubs from protos/     make gpu     what needs a CUDA device
 #   make dist    build the packages of a release into dist/
@@ -118,9 +117,16 @@ test-compose: .venv/installed-dev
 # The clients live in an environment of their own; where it cannot be had, this says so and is no failure.
 OF_CLIENTS = MOESAIC_COMMAND=$(CURDIR)/$(BIN)/moesaic HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1
 
-test-clients: .venv/installed-all
-	@$(MAKE) -s .venv-clients/installed || { echo 'SKIPPED: the clients cannot be installed here'; exit 0; } && \
-	  $(OF_CLIENTS) .venv-clients/bin/python -m pytest -q -o filterwarnings=default --confcutdir=tests/clients tests/clients
+# Each environment runs the tests whose clients it has, and skips the others. The last line plays models for agents.
+ASK_CLIENTS = python -m pytest -q -rs -o filterwarnings=default --confcutdir=tests/clients
+OPENAI2 = tests/clients/test_instructor.py tests/clients/test_litellm.py tests/clients/test_llama_index.py
+
+test-clients: .venv/installed-dev
+	@$(MAKE) -s .venv-clients/installed .venv-clients-openai2/installed || { echo 'SKIPPED: the clients cannot be installed here'; exit 0; } && \
+	  { $(MAKE) -s .venv-clients/npm/installed || echo 'SKIPPED: the clients of npm cannot be installed here'; } && \
+	  $(OF_CLIENTS) .venv-clients/bin/$(ASK_CLIENTS) tests/clients && \
+	  $(OF_CLIENTS) .venv-clients-openai2/bin/$(ASK_CLIENTS) $(OPENAI2) && \
+	  $(BIN)/python -m pytest -q -rs tests/clients/test_coding_agents.py
 
 # Every log-likelihood of lm_eval beside that of transformers: five sets, three topologies; prints a line each.
 lm-eval: .venv/installed-all .venv-clients/installed
@@ -236,7 +242,14 @@ NATIVE := libs/moesaic/native
 	  || { echo 'the kernels for CPUs cannot be compiled (.venv/kernels.log): install gcc for full speed'; touch $@; }
 
 .venv-clients/installed: tests/clients/requirements.txt | .venv/bin/python
-	@echo 'installing the clients into .venv-clients (some minutes the first time)'
-	@test -x .venv-clients/bin/python || $(BIN)/python -m venv .venv-clients
-	@.venv-clients/bin/python -m pip --disable-pip-version-check -q install -r tests/clients/requirements.txt
+.venv-clients-openai2/installed: tests/clients/requirements-openai2.txt | .venv/bin/python
+.venv-clients/installed .venv-clients-openai2/installed:
+	@echo 'installing the clients into $(@D) (some minutes the first time)'
+	@test -x $(@D)/bin/python || $(BIN)/python -m venv $(@D)
+	@$(@D)/bin/python -m pip --disable-pip-version-check -q install -r $<
+	@touch $@
+
+# 700 MB, most of it Codex and Claude Code.
+.venv-clients/npm/installed: tests/clients/npm/package.json tests/clients/npm/package-lock.json | .venv-clients/installed
+	@mkdir -p $(@D) && cp $^ $(@D) && npm ci --prefix $(@D) --no-audit --no-fund --loglevel=error
 	@touch $@

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import gc
 import inspect
 import json
 import os
@@ -80,6 +81,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
             item.obj = _ended_in_time(item.obj, _may_wait_s(item))
     items.sort(key=lambda item: _folder(item) != "system")  # the longest first
+
+
+def pytest_collection_finish() -> None:
+    """Leave modules and tests to no later look for garbage: they stay, and are most of what there is."""
+    gc.freeze()
 
 
 def _may_wait_s(item: pytest.Item) -> float | None:

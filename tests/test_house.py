@@ -61,6 +61,11 @@ def tree_of(file: Path) -> ast.Module:
 
 
 @cache
+def nodes_of(file: Path) -> list[ast.AST]:
+    return list(ast.walk(tree_of(file)))
+
+
+@cache
 def imports() -> dict[str, set[str]]:
     """Modules that each module imports, also for types alone and within functions."""
     files = {module_name(file): file for file in python_files(*SOURCES)}
@@ -72,7 +77,7 @@ def imports() -> dict[str, set[str]]:
 
     found: dict[str, set[str]] = defaultdict(set)
     for module, file in files.items():
-        for node in ast.walk(tree_of(file)):
+        for node in nodes_of(file):
             names: list[str] = []
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
@@ -135,7 +140,7 @@ def room_of(module: str) -> str:
 
 def documented() -> Iterator[tuple[Path, int, str]]:
     for file in python_files(*SOURCES, "models"):
-        for node in ast.walk(tree_of(file)):
+        for node in nodes_of(file):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 text = ast.get_docstring(node)
                 # The caption of a folder may ask its question.

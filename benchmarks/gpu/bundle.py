@@ -24,7 +24,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 # Data that no benchmark of a GPU reads
 WITHOUT = (":!models/training/data", ":!models/demo/united-*", ":!*.png", ":!*SAMPLES.md")
-EXTRAS = ("gateway", "scheduler", "attention", "expert", "structured", "cli")
+EXTRAS = ("gateway", "scheduler", "attention", "expert", "structured", "up")
 TESTING = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis")
 # The last two are of the versions that transformers takes there.
 USUAL = (

@@ -1,7 +1,6 @@
 """The figures of a load: exact for known times, and true for a server that writes down what it did when."""
 
 import json
-import math
 import threading
 import time
 from collections.abc import Iterator
@@ -12,8 +11,8 @@ import numpy as np
 import pytest
 
 from moesaic.cli.load.generator import TimedRequest
-from moesaic.cli.load.prompts import due_times, random_prompts
-from moesaic.cli.load.report import report_of, table_of
+from moesaic.cli.load.report import report_of
+from moesaic.cli.load.table import table_of
 from tests.cli.conftest import Run
 from tests.http_servers import JsonHandler, JsonServer, serving
 from tests.waiting import HANG_S
@@ -175,6 +174,7 @@ def test_no_answer_at_all_gives_figures_too() -> None:
     assert (found["completed"], found["p99_e2el_ms"], found["request_goodput"]) == (0, 0.0, 0.0)
 
 
+RAMP = ("--ramp-up-strategy", "exponential")
 SIZES = ("--num-prompts", "6", "--random-input-len", "8", "--random-output-len", "4")
 
 
@@ -214,6 +214,8 @@ def test_figures_agree_with_what_the_server_wrote_down(
             assert f"P{percentile} {name.upper()} (ms):" in shown
     assert found["request_throughput"] == pytest.approx(6 / found["duration"])
     assert all(body["ignore_eos"] and body["model"] == "org/fake" for body in server.bodies)
+    ids = sorted(headers["x-request-id"] for headers in server.headers)
+    assert [each.rpartition("-")[2] for each in ids] == ["0", "1", "2", "3", "4", "5"]
 
 
 def test_a_file_has_the_keys_of_vllm_and_its_name(ask: Run, house: Path, server: Server) -> None:
@@ -227,6 +229,85 @@ def test_a_file_has_the_keys_of_vllm_and_its_name(ask: Run, house: Path, server:
     assert not {"ttfts", "generated_texts"} & found.keys()
     assert file.name.startswith("openai-infqps-fake-")
     assert found["request_rate"] == "inf"
+
+
+def test_results_are_appended_with_notes_as_vllm_writes_them(
+    ask: Run, house: Path, server: Server
+) -> None:
+    (house / "all.json").write_text('{"of": "vllm"}')
+    rates = ("--ramp-up-start-rps", "50", "--ramp-up-end-rps", "53.5")
+    more = ("--metadata", "tp=2", "backend=b=c", "--label", "mine", "--append-result")
+    for strategy in ("linear", "exponential"):
+        ramp = ("--ramp-up-strategy", strategy, *rates, "--result-filename", "all.json")
+        done = ask("bench", "serve", *more, server.url, *ramp, *SIZES)
+        assert done.returncode == 0, done.stderr
+
+    first, *found = map(json.loads, (house / "all.json").read_text().splitlines())
+
+    assert first == {"of": "vllm"}
+    assert [each["ramp_up_strategy"] for each in found] == ["linear", "exponential"]
+    for each in found:
+        assert (each["tp"], each["backend"], each["label"]) == ("2", "b=c", "mine")
+        assert (each["ramp_up_start_rps"], each["ramp_up_end_rps"]) == (50, 53.5)
+        assert [change["rps"] for change in each["rps_change_events"]] == [50, 51, 52, 53]
+        assert (each["completed"], len(each["latencies"])) == (6, 6)
+        assert not {"ttfts", "errors"} & each.keys()
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        (("--request-rate", "900", "--max-concurrency", "2"), "openai-900.0qps-concurrency2-fake-"),
+        (
+            (*RAMP, "--ramp-up-start-rps", "800", "--ramp-up-end-rps", "900", "--label", "a"),
+            "a-ramp-up-exponential-800qps-900qps-fake-",
+        ),
+    ],
+)
+def test_a_file_has_the_name_that_vllm_gives_it(
+    ask: Run, house: Path, server: Server, flags: tuple[str, ...], name: str
+) -> None:
+    saved = ("--save-result", "--result-dir", "new/results")
+
+    assert ask("bench", "serve", server.url, *SIZES, *saved, *flags).returncode == 0
+
+    [file] = (house / "new/results").iterdir()
+    assert file.name.startswith(name)
+
+
+def test_several_targets_stand_behind_one_flag(ask: Run, house: Path, server: Server) -> None:
+    goals = ("--goodput", "ttft:600000", "e2el:0", "--header", "x-a=1", "x-b=2")
+    found, _ = measured(ask, house, server, *SIZES, *goals)
+
+    assert found["request_goodput"] == 0
+    assert {(each["x-a"], each["x-b"]) for each in server.headers} == {("1", "2")}
+
+
+def test_the_wait_for_a_turn_is_a_metric_of_its_own(ask: Run, house: Path, server: Server) -> None:
+    metrics = "e2el_including_client_queue,client_queue_time"
+    flags = ("--max-concurrency", "1", "--percentile-metrics", metrics, "--request-rate", "1000")
+    found, shown = measured(ask, house, server, *SIZES, *flags)
+
+    waited, took = np.array(found["queue_times"]), np.array(found["latencies"])
+    assert found["mean_client_queue_time_ms"] == pytest.approx(waited.mean() * 1000)
+    both = np.percentile(waited + took, 99) * 1000
+    assert found["p99_e2el_including_client_queue_ms"] == pytest.approx(both)
+    assert shown.index("Client-side Queueing") < shown.index("Queue-inclusive End-to-end Latency")
+
+
+def test_a_trace_is_replayed_at_its_own_times(ask: Run, house: Path, server: Server) -> None:
+    rows = [(5.0, 3, 2), (5.1, 4, 1), (5.4, 5, 3)]
+    lines = ["timestamp_s,input_tokens,output_tokens", *(f"{a},{b},{c}" for a, b, c in rows)]
+    (house / "trace.csv").write_text("\n".join(lines) + "\n")
+    flags = ("--dataset-name", "timed_trace", "--dataset-path", "trace.csv")
+
+    found, _ = measured(ask, house, server, *flags, "--timed-trace-sec-multiplier", "2")
+
+    due = np.array(found["start_times"]) - np.array(found["queue_times"])
+    assert due == pytest.approx([0, 0.2, 0.8])
+    asked = sorted((len(body["prompt"]), body["max_tokens"]) for body in server.bodies)
+    assert asked == [(3, 2), (4, 1), (5, 3)]
+    assert all(body["ignore_eos"] for body in server.bodies)
 
 
 def test_no_more_requests_are_in_flight_than_allowed_and_as_many(
@@ -273,7 +354,11 @@ def test_headers_keys_and_further_fields_reach_the_server(
     ask: Run, house: Path, server: Server
 ) -> None:
     more = ("--header", "x-a=1=2", "--extra-body", '{"top_k": 5}', "--temperature", "0")
-    measured(ask, house, server, *SIZES, *more, MOESAIC_API_KEY="key")
+    named = ("--model", "org/own", "--served-model-name", "alias", "--top-k", "7", "--top-p", "0.5")
+    found, _ = measured(ask, house, server, *SIZES, *more, *named, MOESAIC_API_KEY="key")
+
+    assert found["model_id"] == "org/own"
+    assert {(body["model"], body["top_p"]) for body in server.bodies} == {("alias", 0.5)}
 
     assert {each["x-a"] for each in server.headers} == {"1=2"}
     assert {each["Authorization"] for each in server.headers} == {"Bearer key"}
@@ -281,7 +366,10 @@ def test_headers_keys_and_further_fields_reach_the_server(
 
 
 def test_prompts_come_from_files(ask: Run, house: Path, server: Server) -> None:
-    turns = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "one two three"}]
+    turns = [
+        {"from": "human", "value": "hi to you all"},
+        {"from": "gpt", "value": "one two three four"},
+    ]
     (house / "share.json").write_text(json.dumps([{"conversations": turns}, {"conversations": []}]))
     (house / "own.jsonl").write_text('{"prompt": "a"}\n\n{"prompt": "b", "output_tokens": 2}\n')
 
@@ -292,8 +380,9 @@ def test_prompts_come_from_files(ask: Run, house: Path, server: Server) -> None:
         assert not any("ignore_eos" in body for body in server.bodies)
         return sorted((body["prompt"], body["max_tokens"]) for body in server.bodies)
 
-    assert asked("sharegpt", "share.json") == [("hi", 3)] * 4
-    assert asked("custom", "own.jsonl") == [("a", 256)] * 2 + [("b", 2)] * 2
+    assert asked("sharegpt", "share.json") == [("hi to you all", 4)] * 4
+    assert asked("sharegpt", "share.json", "--no-oversample") == [("hi to you all", 4)]
+    assert asked("custom", "own.jsonl") == [("a", 256)] * 2 + [("b", 256)] * 2
     assert asked("custom", "own.jsonl", "--output-len", "1") == [("a", 1)] * 2 + [("b", 1)] * 2
 
 
@@ -325,13 +414,51 @@ def test_a_load_without_any_answer_is_a_failure(ask: Run, server: Server) -> Non
         (("--dataset-name", "custom", "--dataset-path", "none"), "none: No such file"),
         (("--dataset-name", "sharegpt", "--dataset-path", "bad"), "must be a JSON list of"),
         (("--dataset-name", "custom", "--dataset-path", "bad"), "bad:1: must be an object such as"),
-        (("--save-result", "--result-dir", "none"), "--result-dir none: no such directory"),
+        (("--save-result", "--result-dir", "bad"), "--result-dir bad: File exists"),
+        (("--dataset-path", "bad"), "--dataset-path: --dataset-name random reads no file"),
+        (("--random-range-ratio", '{"input": 0.3}'), "--random-range-ratio: write a number"),
+        (("--random-range-ratio", "1"), "--random-range-ratio: write a number"),
+        (("--ramp-up-strategy", "linear"), "--ramp-up-strategy: give --ramp-up-start-rps and"),
+        (("--ramp-up-end-rps", "5"), "--ramp-up-strategy: give it with the rates"),
+        (
+            (*RAMP, "--ramp-up-start-rps", "5", "--ramp-up-end-rps", "4"),
+            "--ramp-up-end-rps: must be finite and at least 5, got 4",
+        ),
+        (
+            (*RAMP, "--ramp-up-start-rps", "0", "--ramp-up-end-rps", "4"),
+            "--ramp-up-start-rps: must be above 0",
+        ),
+        (
+            (*RAMP, "--ramp-up-start-rps", "1", "--ramp-up-end-rps", "4", "--request-rate", "3"),
+            "--request-rate: leave it out",
+        ),
+        (("--self-timed",), "--self-timed: is only for --dataset-name timed_trace"),
+        (
+            ("--dataset-name", "timed_trace", "--dataset-path", "bad", "--request-rate", "3"),
+            "--request-rate: a timed_trace has its own times",
+        ),
+        (
+            ("--dataset-name", "timed_trace", "--dataset-path", "short.csv"),
+            "--dataset-path short.csv: output_tokens: must be a number in each row",
+        ),
+        (
+            ("--dataset-name", "prefix_repetition", "--num-prompts", "3"),
+            "--prefix-repetition-num-prefixes: must be 3 at most, got 10",
+        ),
+        (("--random-batch-size", "2"), "--random-batch-size: is only for random prompts of"),
+        (
+            ("--backend", "openai-embeddings", "--goodput", "e2el:1"),
+            "--goodput: embeddings have no",
+        ),
+        (("--metadata", "note"), "--metadata: write KEY=VALUE"),
+        (("--tokenizer", "none"), "--tokenizer none: No such file"),
     ],
 )
 def test_a_wrong_option_is_refused_before_any_request(
     ask: Run, house: Path, server: Server, flags: tuple[str, ...], says: str
 ) -> None:
     (house / "bad").write_text("{")
+    (house / "short.csv").write_text("timestamp_s,input_tokens\n0,3\n")
 
     done = ask("bench", "serve", server.url, *flags)
 
@@ -343,23 +470,3 @@ def test_a_wrong_option_is_refused_before_any_request(
 def test_an_address_that_is_none_is_refused(ask: Run) -> None:
     assert ask("bench", "serve", "127.0.0.1:80", *SIZES).returncode != 0
     assert ask("bench", "serve", "http://127.0.0.1:9", *SIZES).returncode == 3
-
-
-@pytest.mark.parametrize("burstiness", [0.3, 1.0, 5.0, math.inf])
-def test_arrivals_have_the_rate_and_the_burstiness_that_were_asked_for(burstiness: float) -> None:
-    due = due_times(4000, 8.0, burstiness, seed=3)
-    gaps = np.diff([0.0, *due])
-
-    assert due[-1] == pytest.approx(500)
-    assert gaps.min() >= 0
-    # A Gamma distribution's standard deviation is its mean over the root of its shape.
-    assert gaps.std() / gaps.mean() == pytest.approx(burstiness**-0.5, rel=0.1, abs=1e-9)
-    assert due == due_times(4000, 8.0, burstiness, seed=3)
-
-
-def test_random_lengths_fill_their_range_and_no_more() -> None:
-    made = random_prompts(2000, (10, 4), 0.5, POOL, seed=0)
-
-    assert {each.prompt_tokens for each in made} == set(range(5, 16))
-    assert {each.answer_tokens for each in made} == set(range(2, 7))
-    assert all(len(each.content) == each.prompt_tokens for each in made)

@@ -1,4 +1,4 @@
-"""An agent of ``pydantic_ai`` against a real suite: it calls a tool, reads the result, and answers."""
+"""Agents of ``pydantic_ai`` against a real suite, by three APIs: a tool, its result, an answer."""
 
 from typing import Any, Literal
 
@@ -19,13 +19,19 @@ class Verdict(pydantic.BaseModel):
     urgent: bool
 
 
-@pytest.fixture
-def model(suite: Suite) -> Any:
-    from pydantic_ai.models.openai import OpenAIChatModel
+@pytest.fixture(params=["chat", "responses", "messages"])
+def model(suite: Suite, request: pytest.FixtureRequest) -> Any:
+    from pydantic_ai.models.anthropic import AnthropicModel
+    from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+    from pydantic_ai.providers.anthropic import AnthropicProvider
     from pydantic_ai.providers.openai import OpenAIProvider
 
-    provider = OpenAIProvider(base_url=f"{suite.url}/v1", api_key="none")
-    return OpenAIChatModel("demo", provider=provider)
+    if request.param == "messages":
+        return AnthropicModel(
+            "demo", provider=AnthropicProvider(base_url=suite.url, api_key="none")
+        )
+    kind = OpenAIResponsesModel if request.param == "responses" else OpenAIChatModel
+    return kind("demo", provider=OpenAIProvider(base_url=f"{suite.url}/v1", api_key="none"))
 
 
 async def test_a_loop_goes_from_a_call_over_its_result_to_an_answer(model: Any) -> None:

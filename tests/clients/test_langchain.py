@@ -1,5 +1,6 @@
-"""LangChain's ``ChatOpenAI`` against a real suite: invoke, stream, batch, structured output."""
+"""LangChain against a real suite, by three APIs: invoke, stream, batch, structured output, tools."""
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import pytest
@@ -7,9 +8,14 @@ import pytest
 from tests.suites import Suite
 
 langchain_openai = pytest.importorskip("langchain_openai", reason="make test-clients installs it")
+langchain_anthropic = pytest.importorskip("langchain_anthropic")
+messages = pytest.importorskip("langchain_core.messages")
+tools = pytest.importorskip("langchain_core.tools")
 pydantic = pytest.importorskip("pydantic")
 
 QUESTION = "Continue this text. The old prince came into the room"
+FEW = 6  # tokens, before the demo model ends its answer
+Chat = Callable[..., Any]
 
 
 class Verdict(pydantic.BaseModel):
@@ -19,64 +25,78 @@ class Verdict(pydantic.BaseModel):
     urgent: bool
 
 
-def chat_of(suite: Suite, max_tokens: int, **more: Any) -> "langchain_openai.ChatOpenAI":
-    return langchain_openai.ChatOpenAI(
-        base_url=f"{suite.url}/v1",
-        api_key="none",
-        model="demo",
-        temperature=0,
-        max_tokens=max_tokens,
-        **more,
-    )
+@tools.tool
+def get_weather(city: Literal["Paris", "Rome"]) -> str:
+    """The weather of a city."""
+    return f"It rains in {city}."
+
+
+@pytest.fixture(params=["chat", "responses", "messages"])
+def api(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture
-def chat(suite: Suite) -> "langchain_openai.ChatOpenAI":
-    return chat_of(suite, 16, stream_usage=True)
+def chat_of(suite: Suite, api: str) -> Chat:
+    """Make LangChain's model for an API."""
+
+    def made(max_tokens: int, **more: Any) -> Any:
+        shared = {"model": "demo", "api_key": "none", "max_tokens": max_tokens, "temperature": 0}
+        if api == "messages":
+            return langchain_anthropic.ChatAnthropic(base_url=suite.url, **shared, **more)
+        responses = api == "responses"
+        return langchain_openai.ChatOpenAI(
+            base_url=f"{suite.url}/v1", use_responses_api=responses, **shared, **more
+        )
+
+    return made
 
 
-def test_invoke_and_stream_say_the_same(chat: "langchain_openai.ChatOpenAI") -> None:
+def test_invoke_and_stream_say_the_same(chat_of: Chat) -> None:
+    chat = chat_of(FEW, stream_usage=True)
     whole = chat.invoke(QUESTION)
     chunks = list(chat.stream(QUESTION))
 
-    assert "".join(chunk.content for chunk in chunks) == whole.content
-    assert whole.response_metadata["finish_reason"] == "length"
-    told = [chunk.usage_metadata for chunk in chunks if chunk.usage_metadata]
-    assert told[-1]["output_tokens"] == whole.usage_metadata["output_tokens"] == 16
+    streamed = chunks[0]
+    for chunk in chunks[1:]:
+        streamed += chunk
+    assert len(chunks) > 2
+    assert streamed.text == whole.text != ""
+    assert streamed.usage_metadata["output_tokens"] == whole.usage_metadata["output_tokens"] == FEW
+    told = whole.response_metadata
+    reasons = (told.get("finish_reason"), told.get("stop_reason"), told.get("incomplete_details"))
+    assert any(
+        reason in ("length", "max_tokens", {"reason": "max_output_tokens"}) for reason in reasons
+    )
 
 
-def test_a_batch_has_the_answers_of_its_parts(chat: "langchain_openai.ChatOpenAI") -> None:
-    questions = [f"Continue this text. The {number}th man went to" for number in range(6)]
+def test_a_batch_has_the_answers_of_its_parts(chat_of: Chat) -> None:
+    chat = chat_of(16)
+    questions = [f"Continue this text. The {number}th man went to" for number in range(4)]
 
     answers = chat.batch(questions)
 
-    assert [answer.content for answer in answers] == [chat.invoke(q).content for q in questions]
+    assert [answer.text for answer in answers] == [chat.invoke(q).text for q in questions]
 
 
-async def test_the_asynchronous_calls_work(chat: "langchain_openai.ChatOpenAI") -> None:
-    pieces = [chunk.content async for chunk in chat.astream(QUESTION)]
+async def test_the_asynchronous_calls_work(chat_of: Chat) -> None:
+    chat = chat_of(16)
+    pieces = [chunk.text async for chunk in chat.astream(QUESTION)]
 
-    assert "".join(pieces) == (await chat.ainvoke(QUESTION)).content
+    assert "".join(pieces) == (await chat.ainvoke(QUESTION)).text
 
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
-def test_structured_output_is_an_object_of_the_class(suite: Suite, method: str) -> None:
-    chat = chat_of(suite, 128).with_structured_output(Verdict, method=method)
+def test_structured_output_is_an_object_of_the_class(chat_of: Chat, method: str) -> None:
+    chat = chat_of(128).with_structured_output(Verdict, method=method)
 
     assert isinstance(chat.invoke("i need to book a flight today"), Verdict)
 
 
-def test_a_bound_tool_is_called_and_its_result_is_read(suite: Suite) -> None:
-    tools = pytest.importorskip("langchain_core.tools")
-    messages = pytest.importorskip("langchain_core.messages")
-
-    @tools.tool
-    def get_weather(city: Literal["Paris", "Rome"]) -> str:
-        """The weather of a city."""
-        return f"It rains in {city}."
-
-    chat = chat_of(suite, 64)
-    forced = chat.bind_tools([get_weather], tool_choice="required", parallel_tool_calls=False)
+def test_a_bound_tool_is_called_and_its_result_is_read(chat_of: Chat, api: str) -> None:
+    chat = chat_of(64)
+    must = "any" if api == "messages" else "required"
+    forced = chat.bind_tools([get_weather], tool_choice=must, parallel_tool_calls=False)
     asked = [messages.HumanMessage("what is the weather in Rome?")]
     turn = forced.invoke(asked)
     chunks = list(forced.stream(asked))
@@ -91,4 +111,4 @@ def test_a_bound_tool_is_called_and_its_result_is_read(suite: Suite) -> None:
     assert call["args"]["city"] in ("Paris", "Rome")
     assert [(c["name"], c["args"]) for c in streamed.tool_calls] == [(call["name"], call["args"])]
     assert result.content == f"It rains in {call['args']['city']}."
-    assert answer.content
+    assert answer.text

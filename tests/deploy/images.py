@@ -73,11 +73,21 @@ def graph() -> grimp.ImportGraph:
 
 
 @cache
+def _may_name() -> re.Pattern[str]:
+    """Where a source may name a module that is no part of Python; most need not be parsed."""
+    tops = {module.partition(".")[0] for module in graph().modules} - sys.stdlib_module_names
+    return re.compile(rf"""["']({"|".join(map(re.escape, tops))})\b|iter_modules""")
+
+
+@cache
 def _named_in(module: str) -> frozenset[str]:
     """The modules that a module names in texts, to import them or to start a process; or itself."""
     path = ROOT / "libs" / Path(*module.split("."))
     source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    tree = ast.parse(source.read_text(encoding="utf-8"))
+    text = source.read_text(encoding="utf-8")
+    if not _may_name().search(text):
+        return frozenset()
+    tree = ast.parse(text)
     # A text that is only compared with others starts nothing.
     compared = {node.left for node in ast.walk(tree) if isinstance(node, ast.Compare)}
     texts = {

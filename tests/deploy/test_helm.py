@@ -75,12 +75,39 @@ def changed() -> dict[tuple[str, str], Manifest]:
     )
 
 
+@pytest.fixture(scope="module")
+def large() -> dict[tuple[str, str], Manifest]:
+    """The chart for several gateways and another kind of GPU, with limits and places of its own."""
+    limited = {"requests": {"cpu": "2", "memory": "8Gi"}, "limits": {"memory": "16Gi"}}
+    toleration = {"key": "pool", "operator": "Equal", "value": "llm", "effect": "NoSchedule"}
+    return rendered(
+        gateway={"replicas": 3, "tolerations": [toleration]},
+        attention={"replicas": 4, "resources": limited},
+        expert={"replicas": 16, "resources": limited, "tolerations": [toleration]},
+        model={"size": "2Ti", "storageClass": "shared-files"},
+        gpu={"enabled": True, "resource": "amd.com/gpu", "kernelsSize": "4Gi"},
+    )
+
+
 @pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("values", ["usual", "changed", "large"])
 def test_what_helm_renders_has_the_schema_of_kubernetes(
-    version: str, usual: dict[tuple[str, str], Manifest], changed: dict[tuple[str, str], Manifest]
+    version: str, values: str, request: pytest.FixtureRequest
 ) -> None:
-    for found in (*usual.values(), *changed.values()):
+    for found in request.getfixturevalue(values).values():
         kubernetes_validate.validate(found, version, strict=True)
+
+
+def test_limits_and_places_of_a_worker_stay_beside_its_gpu(
+    large: dict[tuple[str, str], Manifest],
+) -> None:
+    pod = pod_of(large, "expert")
+
+    assert pod["containers"][0]["resources"]["limits"] == {"memory": "16Gi", "amd.com/gpu": 1}
+    assert [each["key"] for each in pod["tolerations"]] == ["pool", "amd.com/gpu"]
+    claim = large["PersistentVolumeClaim", "expert-kernels"]["spec"]
+    assert claim["storageClassName"] == "shared-files"
+    assert claim["resources"]["requests"]["storage"] == "4Gi"
 
 
 def test_the_chart_has_the_manifests_of_the_kustomization(

@@ -111,6 +111,16 @@ def test_variables_and_ports_are_those_of_compose(name: str) -> None:
     assert opened == {theirs[key] for key in ports}
 
 
+def test_the_console_is_on_the_loopback_of_a_gateway_for_port_forwarding() -> None:
+    ours = environment("gateway")
+
+    assert ours["MOESAIC_CONSOLE_PORT"] == "8080"
+    assert SETTINGS["gateway"].model_fields["console_host"].default == "127.0.0.1"
+    assert "MOESAIC_CONSOLE_HOST" not in ours
+    page = (ROOT / "docs/operate/kubernetes.md").read_text(encoding="utf-8")
+    assert "port-forward deployment/gateway 8080" in page
+
+
 @pytest.mark.parametrize("name", ["redis", *OURS])
 def test_a_pod_sees_the_secrets_that_its_container_has_in_compose(name: str) -> None:
     service = services("compose.yaml")[name]

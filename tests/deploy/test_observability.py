@@ -5,12 +5,16 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from docs.reference.generate import HERE as REFERENCE
 from docs.reference.generate import MetricRow
@@ -25,7 +29,17 @@ RULES = sorted((HERE / "rules").glob("*.yml"))
 # Prometheus adds them to what it scrapes.
 OF_SCRAPES = {"job", "instance"}
 FUNCTIONS = {
-    *("absent", "and", "by", "count", "deriv", "group", "group_left", "histogram_quantile"),
+    *(
+        "absent",
+        "and",
+        "avg_over_time",
+        "by",
+        "count",
+        "deriv",
+        "group",
+        "group_left",
+        "histogram_quantile",
+    ),
     *("increase", "max", "max_over_time", "min", "on", "or", "rate", "sum", "time", "topk"),
     "vector",
 }
@@ -170,6 +184,34 @@ def test_dashboards_are_found_by_grafana_and_read_the_chosen_source() -> None:
         for panel in board["panels"]:
             sources = [panel["datasource"], *(target["datasource"] for target in panel["targets"])]
             assert all(source["uid"] == "${datasource}" for source in sources)
+
+
+@pytest.mark.parametrize("file", DASHBOARDS, ids=lambda file: str(file.stem))
+def test_a_dashboard_has_nothing_that_the_schema_of_grafana_does_not_know(file: Path) -> None:
+    board = json.loads(file.read_text(encoding="utf-8"))
+
+    register_default_plugins()
+
+    assert through_the_schema(board) == board
+    wrong = deepcopy(board)
+    wrong["panels"][0]["targets"][0]["legend"] = wrong["panels"][0]["fieldConfig"]["units"] = "x"
+    assert through_the_schema(wrong) == board
+
+
+def through_the_schema(board: dict[str, Any]) -> dict[str, Any]:
+    """Read a dashboard by Grafana's own classes, which forget what they do not know, and write it again."""
+    read = Dashboard.from_json(board)
+    written = json.loads(JSONEncoder(sort_keys=True).encode(read))
+    return dict(_of_keys(written, board))
+
+
+def _of_keys(written: Any, asked: Any) -> Any:
+    """Leave out what the classes add by themselves."""
+    if isinstance(asked, dict) and isinstance(written, dict):
+        return {key: _of_keys(written[key], asked[key]) for key in asked if key in written}
+    if isinstance(asked, list) and isinstance(written, list):
+        return [_of_keys(*pair) for pair in zip(written, asked, strict=True)]
+    return written
 
 
 def test_prometheus_scrapes_the_metrics_port_of_every_role_by_its_name_in_the_network() -> None:

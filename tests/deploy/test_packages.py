@@ -71,11 +71,12 @@ def test_only_the_library_is_packed() -> None:
         assert f"\ndef {function}(" in path.read_text(encoding="utf-8")
 
 
-def test_wheels_of_the_tree_and_of_the_source_archive_have_every_service(tmp_path: Path) -> None:
-    tree = copied(tmp_path / "copy")
-    of_tree = modules_in(built("wheel", tree, tmp_path / "tree"))
-    with tarfile.open(built("sdist", tree, tmp_path)) as archive:
-        archive.extractall(tmp_path, filter="data")
+def test_wheels_of_the_tree_and_of_the_source_archive_have_every_service(
+    wheels: dict[str, Path], archive: Path, tmp_path: Path
+) -> None:
+    of_tree = modules_in(wheels["moesaic"])
+    with tarfile.open(archive) as packed:
+        packed.extractall(tmp_path, filter="data")
     (unpacked,) = tmp_path.glob("moesaic-*/")
     of_archive = modules_in(built("wheel", unpacked, tmp_path / "archive"))
 
@@ -98,6 +99,22 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "moesaic": built("wheel", tree, folder),
         "moesaic_lab": built("wheel", tree / "libs" / "moesaic_lab", folder),
     }
+
+
+@pytest.fixture(scope="module")
+def sites(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Each wheel unpacked, by name. The first to import a module leaves it compiled to the others."""
+    found = {name: tmp_path_factory.mktemp(name) for name in wheels}
+    for name, folder in found.items():
+        with ZipFile(wheels[name]) as packed:
+            packed.extractall(folder)
+    return found
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source archive."""
+    return built("sdist", ROOT, tmp_path_factory.mktemp("archive"))
 
 
 @pytest.fixture(scope="module")
@@ -140,17 +157,15 @@ Installed = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def command(
-    wheels: dict[str, Path], packages: Path, base_packages: Path, tmp_path: Path
+    sites: dict[str, Path], packages: Path, base_packages: Path, tmp_path: Path
 ) -> Installed:
     """Run ``moesaic`` where only some of our wheels are installed, with all other packages or those of the wheel."""
 
     def run(
         *words: str, installed: tuple[str, ...], extras: bool = True
     ) -> "subprocess.CompletedProcess[str]":
-        for name in installed:
-            with ZipFile(wheels[name]) as packed:
-                packed.extractall(tmp_path / "site")
-        paths = [str(tmp_path / "site"), str(packages if extras else base_packages)]
+        ours = [tmp_path / "site", *(sites[name] for name in installed)]
+        paths = [*map(str, ours), str(packages if extras else base_packages)]
         start = f"import sys; sys.path[:0] = {paths}; from moesaic.cli.main import main; main()"
         return subprocess.run(
             [sys.executable, "-I", "-S", "-c", start, *words],
@@ -290,10 +305,10 @@ def test_without_a_clone_the_demo_model_is_a_package(
 
 
 def test_the_source_archive_has_what_makes_the_wheel_without_models_and_results(
-    tmp_path: Path,
+    archive: Path,
 ) -> None:
-    with tarfile.open(built("sdist", ROOT, tmp_path)) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames()}
+    with tarfile.open(archive) as packed:
+        names = {name.partition("/")[2] for name in packed.getnames()}
 
     assert {name.partition("/")[0] for name in names} == {
         *("CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "SECURITY.md", ".gitignore"),
@@ -301,7 +316,8 @@ def test_the_source_archive_has_what_makes_the_wheel_without_models_and_results(
     }
     assert "libs/moesaic/services/gateway/main.py" in names
     assert not [name for name in names if name.startswith(("libs/moesaic_lab", "deploy/secrets"))]
-    assert (tmp_path / f"moesaic-{moesaic.__version__}.tar.gz").stat().st_size < 3 << 20
+    assert archive.name == f"moesaic-{moesaic.__version__}.tar.gz"
+    assert archive.stat().st_size < 3 << 20
 
 
 def test_packages_say_who_made_them_and_what_they_are_for(

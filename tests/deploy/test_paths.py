@@ -1,10 +1,11 @@
 """The page of paths: true to its record, to the code of today, and to a run."""
 
-import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import CodeType
 
 import pytest
 
@@ -34,15 +35,16 @@ input()
 def qualified_names(file: Path) -> Iterator[str]:
     """Names of all functions of a file, as ``co_qualname`` has them less ``<locals>``."""
 
-    def within(node: ast.AST, outer: str) -> Iterator[str]:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                yield f"{outer}{child.name}"
-                yield from within(child, f"{outer}{child.name}.")
-            else:
-                yield from within(child, outer)
+    def within(code: CodeType) -> Iterator[str]:
+        for each in code.co_consts:
+            if isinstance(each, CodeType):
+                yield each.co_qualname.replace(".<locals>", "")
+                yield from within(each)
 
-    yield from within(ast.parse(file.read_text(encoding="utf-8")), "")
+    # From where imports keep it, if it is there.
+    code = SourceFileLoader(file.stem, str(file)).get_code(file.stem)
+    assert code is not None
+    yield from within(code)
 
 
 def test_the_page_is_made_from_the_record_and_todays_docstrings() -> None:

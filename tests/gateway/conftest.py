@@ -298,8 +298,9 @@ def open_house(
             logs = parts.enter_context(capture_logs())
             address = await parts.enter_async_context(http_server(told, app))
             url = f"http://{address}"
+            # A client that would check certificates reads those of all authorities, for 60 ms.
             client = await parts.enter_async_context(
-                httpx.AsyncClient(base_url=url, timeout=HANG_S)
+                httpx.AsyncClient(base_url=url, timeout=HANG_S, verify=False)
             )
             house = House(gateway, fleet, [], url, client, logs)
             following = asyncio.create_task(gateway.workers.follow(fleet))

@@ -87,7 +87,7 @@ async def test_it_serves_from_the_registry_and_finishes_what_runs_on_sigterm(
             )
             async with (
                 registered(bus, record),
-                httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
+                httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", verify=False) as client,
             ):
                 await _until_ready(client)
                 asking = asyncio.ensure_future(

@@ -1,10 +1,10 @@
 import urllib.request
 
 import pytest
-from prometheus_client import Counter, Histogram
+from prometheus_client import REGISTRY, Counter, Histogram
 
 from moesaic.errors import InvalidInput
-from moesaic.telemetry.metrics import serve_metrics, snapshot
+from moesaic.telemetry.metrics import counter, serve_metrics, snapshot
 
 _seen = Counter("moesaic_test_seen", "for this test", ["kind"])
 _took = Histogram("moesaic_test_took_seconds", "for this test")
@@ -29,3 +29,12 @@ def test_a_snapshot_has_counters_by_label_and_no_buckets():
     assert values['moesaic_test_seen_total{kind="snapshot"}'] == 2
     assert values["moesaic_test_took_seconds_sum"] == 0.5
     assert not [name for name in values if "_bucket" in name or "_created" in name]
+
+
+def test_a_counter_shows_all_values_of_its_label_before_a_first_event() -> None:
+    made = counter("of_test_outcomes", "Of this test", "outcome", "ok", "failed")
+    try:
+        assert snapshot()['of_test_outcomes_total{outcome="failed"}'] == 0
+        assert snapshot()['of_test_outcomes_total{outcome="ok"}'] == 0
+    finally:
+        REGISTRY.unregister(made)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
+from prometheus_client import REGISTRY, Gauge
 
 from moesaic.telemetry.metrics import ScrapeLimits, serve_metrics
 from tests.waiting import HANG_S
@@ -122,3 +123,24 @@ def test_an_address_of_ipv6_has_brackets() -> None:
     with urllib.request.urlopen(f"http://{address}/metrics") as answer:
         assert address.startswith("[::1]:")
         assert answer.status == 200
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+        "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;version=1.0.0;q=0.4",
+        "*/*",
+    ],
+)
+def test_colons_of_names_reach_every_version_of_prometheus(accept: str) -> None:
+    address = serve_metrics("127.0.0.1", 0, PATIENT)
+    name = "of_test:num_requests"
+    gauge = Gauge(name, "With a name such as vLLM's", ["of"])
+    gauge.labels("x").set(7)
+    try:
+        asked = urllib.request.Request(f"http://{address}/metrics", headers={"Accept": accept})
+        with urllib.request.urlopen(asked) as answer:
+            assert f'{name}{{of="x"}} 7.0' in answer.read().decode().splitlines()
+    finally:
+        REGISTRY.unregister(gauge)

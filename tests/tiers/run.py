@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,13 +39,27 @@ def part_of_this_commit() -> int:
 def balanced(
     files: Iterable[str], costs_s: dict[str, float], num_processes: int
 ) -> list[list[str]]:
-    """Share ``files`` among processes, so that each has about the same cost."""
+    """Share ``files`` among processes, so that each has about the same cost.
+
+    The files of a folder of ``tests`` import and start the same, so they stay together unless one process would have
+    more than its share.
+    """
+    loads_s = {file: costs_s[file] + FILE_S for file in files}
+    folders: dict[str, list[str]] = defaultdict(list)
+    for file in loads_s:
+        folders["/".join(file.split("/")[:-1][:2])].append(file)
+    share_s = sum(loads_s.values()) / num_processes
+    parts: list[list[str]] = []
+    for folder in folders.values():
+        together = sum(loads_s[file] for file in folder) <= share_s
+        parts += [folder] if together else [[file] for file in folder]
+    sums_s = [(sum(loads_s[file] for file in part), part) for part in parts]
     shares: list[list[str]] = [[] for _ in range(num_processes)]
-    loads_s = [0.0] * num_processes
-    for file in sorted(files, key=lambda file: -costs_s[file]):
-        least = loads_s.index(min(loads_s))
-        shares[least].append(file)
-        loads_s[least] += costs_s[file] + FILE_S
+    taken_s = [0.0] * num_processes
+    for part_s, part in sorted(sums_s, reverse=True):
+        least = taken_s.index(min(taken_s))
+        shares[least] += part
+        taken_s[least] += part_s
     return [sorted(share) for share in shares if share]
 
 

@@ -135,17 +135,32 @@ def test_a_case_has_the_values_of_its_parameters(
     assert values_of(request.node) == {("one", one), ("other", known)}
 
 
-@given(st.dictionaries(st.text(), st.floats(0, 100), max_size=60), st.integers(1, 5))
+NAMES = st.builds("tests/{}/test_{}.py".format, st.integers(0, 9), st.integers())
+
+
+@given(st.dictionaries(NAMES, st.floats(0, 100), max_size=60), st.integers(1, 5))
 def test_each_file_has_one_process_and_none_has_much_more_than_others(
     costs_s: dict[str, float], number: int
 ) -> None:
     shares = balanced(costs_s, costs_s, number)
 
     assert sorted(file for share in shares for file in share) == sorted(costs_s)
-    # Longest first: at most a third more than the best there is (Graham, 1969).
+    # The last part that a process gets goes where least is; it is one file, or at most an equal share.
     loads = [sum(costs_s[file] + 0.05 for file in share) for share in shares]
-    least = max(sum(loads) / number, max(costs_s.values(), default=0) + 0.05)
-    assert max(loads, default=0) <= 4 / 3 * least + max(costs_s.values(), default=0)
+    equal = sum(loads) / number
+    assert (
+        max(loads, default=0) <= equal + max([equal, *(s + 0.05 for s in costs_s.values())]) + 1e-6
+    )
+
+
+def test_the_files_of_a_folder_stay_together_unless_they_are_too_many() -> None:
+    costs_s = dict.fromkeys(("tests/a/test_a.py", "tests/a/b/test_b.py"), 1.0)
+    costs_s |= {f"tests/c/test_{number}.py": 1.0 for number in range(6)}
+
+    shares = balanced(costs_s, costs_s, 2)
+
+    assert [len(share) for share in shares] == [4, 4]
+    assert any({"tests/a/test_a.py", "tests/a/b/test_b.py"} <= set(share) for share in shares)
 
 
 def test_quick_and_rest_are_expected_to_cost_what_all_costs() -> None:

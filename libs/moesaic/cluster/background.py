@@ -45,11 +45,13 @@ def tended(
 async def again_and_again(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
     """Run ``work``, and restart it after a pause whenever it fails; no input ends a process."""
     backoff = Backoff(0.1, 10.0)
+    # From the start, so that a first failure shows as an increase.
+    failures = _failures.labels(name)
     while True:
         try:
             await work()
         except Exception:
-            _failures.labels(name).inc()
+            failures.inc()
             log.exception("task.failed", task=name)
             await backoff.pause()
         else:

@@ -10,6 +10,7 @@ from moesaic.engine.steps.batching import Batcher
 from moesaic.engine.steps.queues import LONG_STEP_ROWS, PlannedStep
 from moesaic.engine.steps.sweeps import Slice
 from moesaic.errors import MoesaicError
+from moesaic.telemetry.metrics import counter
 
 OBSERVE_EVERY_S = 0.05  # a step of one row would spend a hundredth of its time on gauges
 
@@ -70,10 +71,10 @@ BROWNOUT_P90 = Gauge(
 BROWNOUT_SHEDDING = Gauge(
     "moesaic_brownout_shedding", "1 while new standard requests are refused, else 0"
 )
-BROWNOUT_SHED = Counter(
+BROWNOUT_SHED = counter(
     "moesaic_brownout_shed_requests_total",
     "Requests shed to keep others within their target, by requested quality",
-    ["quality"],
+    *("quality", "exact", "standard"),
 )
 BROWNOUT_DECISIONS = Counter(
     "moesaic_brownout_decisions_total",

@@ -112,6 +112,8 @@ async def _scraped(
 ) -> tuple[HTTPStatus, dict[bytes, bytes], bytes]:
     """Have the client library answer, which knows the formats and the filters of scrapes."""
     sent: list[Any] = []
+    # Without this, Prometheus gets OpenMetrics, where the library writes the colons of vLLM's names as underscores.
+    others = [header for header in headers if header[0] != b"accept"]
 
     async def receive() -> dict[str, str]:
         return {"type": "http.request"}
@@ -119,7 +121,7 @@ async def _scraped(
     async def send(message: Any) -> None:
         sent.append(message)
 
-    await _metrics({"type": "http", "query_string": query, "headers": headers}, receive, send)
+    await _metrics({"type": "http", "query_string": query, "headers": others}, receive, send)
     start, body = sent
     return HTTPStatus(start["status"]), dict(start["headers"]), body["body"]
 
@@ -135,6 +137,14 @@ def _response(
     lines = [f"HTTP/1.1 {status.value} {status.phrase}".encode()]
     lines += [name + b": " + value for name, value in {**(headers or {}), **ours}.items()]
     return b"\r\n".join(lines) + _END_OF_HEAD + (b"" if only_head else body)
+
+
+def counter(name: str, text: str, label: str, *values: str) -> Counter:
+    """Make a counter that shows all values of its label from the start, so that a first event is an increase."""
+    made = Counter(name, text, [label])
+    for value in values:
+        made.labels(value)
+    return made
 
 
 def series(metric: Metric, *labels: str) -> Metric:

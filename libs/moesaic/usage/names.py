@@ -56,6 +56,7 @@ COMPOSE = frozenset(
 # Read by tests and benchmarks.
 DEVELOPMENT = frozenset(
     {
+        "MOESAIC_BENCH_BEFORE",
         "MOESAIC_BENCH_LARGE",
         "MOESAIC_BENCH_LAYERS",
         "MOESAIC_BENCH_LLAMA_CPP",

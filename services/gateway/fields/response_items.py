@@ -13,13 +13,16 @@ from moesaic.services.gateway.fields.messages import (
     Message,
     ToolCallWire,
 )
+from moesaic.services.gateway.fields.response_tools import name_for_model
 
 Name = str  # of a place in the body, for errors
 _SPEAKERS = ("user", "assistant", "system", "developer")
+_INSTRUCTING = ("system", "developer")
+_INSTRUCTING = ("system", "developer")
 _INPUT_TEXT, _OUTPUT_TEXT = "input_text", "output_text"
 _LISTED = {
     "message": ("role", "content"),
-    "function_call": ("call_id", "name", "arguments"),
+    "function_call": ("call_id", "namespace", "name", "arguments"),
     "function_call_output": ("call_id", "output"),
     "reasoning": ("summary", "content"),
 }
@@ -49,6 +52,7 @@ class ItemWire(BodyPart):
     role: str | None = Field(None, max_length=64, description=", ".join(_SPEAKERS))
     content: Content | None = None
     call_id: str | None = Field(None, max_length=256)
+    namespace: str | None = Field(None, max_length=256, description="of the function called")
     name: str | None = Field(None, max_length=256)
     arguments: str | None = None
     output: Content | None = None
@@ -110,13 +114,27 @@ class Messages:
         if item.role == "assistant" and last is not None and begun:
             last.content = _as_parts(content)
             return
+        if item.role in _INSTRUCTING and self._goes_on_instructing(content):
+            return
         self._add(place, role=item.role, content=_as_parts(content))
+
+    def _goes_on_instructing(self, content: Content) -> bool:
+        """Join instructions to those before them: many templates read only the first message of them."""
+        if len(self.made) != 1 or self.made[0].role not in _INSTRUCTING:
+            return False
+        before, more = _texts_of(self.made[0].content or ""), _texts_of(content)
+        if before is None or more is None:
+            return False
+        self.made[0].content = "\n\n".join(("\n".join(before), "\n".join(more)))
+        return True
 
     def _take_call(self, item: ItemWire, place: Name) -> None:
         call_id = _needed(item.call_id, f"{place}.call_id")
         name = _needed(item.name, f"{place}.name")
         arguments = _needed(item.arguments, f"{place}.arguments")
-        function = CalledFunction.model_construct(name=name, arguments=arguments)
+        function = CalledFunction.model_construct(
+            name=name_for_model(name, item.namespace), arguments=arguments
+        )
         call = ToolCallWire(id=call_id, function=function)
         self._called.add(call_id)
         last = self._turn
@@ -158,6 +176,15 @@ def _as_parts(content: Content) -> str | list[TextPart]:
 
 def _text_of(parts: str | Sequence[TextPart]) -> str:
     return parts if isinstance(parts, str) else "\n".join(part.text or "" for part in parts)
+
+
+def _texts_of(content: str | Sequence[TextPart]) -> list[str] | None:
+    """Give the texts of a content; None: it has other parts too."""
+    if isinstance(content, str):
+        return [content]
+    kinds = ("text", _INPUT_TEXT)
+    texts = [part.text for part in content if part.type in kinds and part.text is not None]
+    return texts if len(texts) == len(content) else None
 
 
 def items_of(given: str | Sequence[ItemWire]) -> list[ItemWire]:

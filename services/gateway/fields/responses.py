@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
@@ -15,12 +16,9 @@ from moesaic.services.gateway.fields.generating import (
     GenerationWire,
     ReasoningEffort,
 )
-from moesaic.services.gateway.fields.messages import (
-    MAX_TOOLS,
-    ChoiceFields,
-    FunctionWire,
-)
+from moesaic.services.gateway.fields.messages import MAX_TOOLS, ChoiceFields
 from moesaic.services.gateway.fields.response_items import ItemWire, Messages
+from moesaic.services.gateway.fields.response_tools import FlatToolWire, Offered
 from moesaic.services.gateway.http.problems import invalid_body
 
 MAX_ITEMS = 4096
@@ -37,7 +35,7 @@ _ELSEWHERE = {
 }
 _SHARED = GenerationWire.model_fields.keys() - _ELSEWHERE.keys()
 _TRANSLATED = re.compile(
-    r"\bmessages\[(\d+)\]|\b(messages|response_format\.json_schema|response_format|verbosity"
+    r"\bmessages\[(?P<turn>\d+)\]|\btools\[(?P<tool>\d+)\]|\b(messages|response_format\.json_schema|response_format|verbosity"
     r"|max_completion_tokens|reasoning_effort)\b|(?<=\])\.function(?=\.)"
 )
 _LEADING = re.compile(r"([\w.\[\]-]+: )+")  # fields at the beginning of an error
@@ -49,13 +47,6 @@ _NAMES = {
     "reasoning_effort": "reasoning.effort",
     "verbosity": "text.verbosity",
 }
-
-
-class FlatToolWire(FunctionWire):
-    """One tool: a function. Its fields stand beside the type, not within ``function``."""
-
-    name: str = Field("", description="required")
-    type: str = Field(max_length=64, description="function")
 
 
 class TextFormatWire(JsonSchema):
@@ -120,13 +111,20 @@ class ResponsesWire(GenerationWire, ChoiceFields):
             return _unsupported(
                 "truncation", "is not supported: shorten the input, or leave it out"
             )
-        for i, tool in enumerate(self.tools or ()):
-            if tool.type != "function":
-                what = f"tools of type {tool.type[:40]!r} are not supported, only function"
-                return _unsupported(f"tools[{i}].type", what)
-            if not tool.name:
-                return InvalidInput(f"tools[{i}].name", "is required")
+        try:
+            _ = self.offered
+        except InvalidInput as error:
+            return error
         return None
+
+    @cached_property
+    def offered(self) -> Offered:
+        """The functions that the model may call.
+
+        Raises:
+            InvalidInput: a tool is of another type, or lacks a field.
+        """
+        return Offered(self.tools or ())
 
 
 def _unsupported(field: str, fix: str) -> InvalidInput:
@@ -136,17 +134,18 @@ def _unsupported(field: str, fix: str) -> InvalidInput:
 class Names:
     """Names of the fields of this body, for errors that name those of the chat made from it."""
 
-    def __init__(self, places: Sequence[str] = ()) -> None:
-        self._places = places
+    def __init__(self, places: Sequence[str] = (), tools: Sequence[str] = ()) -> None:
+        self._places, self._tools = places, tools
 
     def here(self, text: str) -> str:
         """Put the names of this body in a text."""
 
         def name(found: "re.Match[str]") -> str:
-            if found[1] is None:
+            if found["tool"] is not None:
+                return dict(enumerate(self._tools)).get(int(found["tool"]), found[0])
+            if found["turn"] is None:
                 return _NAMES.get(found[0], "")
-            number = int(found[1])
-            return self._places[number] if number < len(self._places) else "input"
+            return dict(enumerate(self._places)).get(int(found["turn"]), "input")
 
         return _TRANSLATED.sub(name, text)
 
@@ -180,7 +179,7 @@ def chat_of(body: ResponsesWire, messages: Messages) -> ChatWire:
         schema = text.format if text.format.type == "json_schema" else None
         fields["response_format"] = ResponseFormat(type=text.format.type, json_schema=schema)
     if body.tools is not None:
-        fields["tools"] = [_nested(tool) for tool in body.tools]
+        fields["tools"] = body.offered.made
     fields |= {
         "messages": messages.made,
         "max_completion_tokens": body.max_output_tokens,
@@ -196,8 +195,3 @@ def chat_of(body: ResponsesWire, messages: Messages) -> ChatWire:
         return ChatWire.model_validate(fields)
     except ValidationError as error:
         raise invalid_body(error) from None
-
-
-def _nested(tool: FlatToolWire) -> dict[str, Any]:
-    function = tool.model_dump(exclude_unset=True, exclude={"type"})
-    return {"type": "function", "function": function}

@@ -66,6 +66,9 @@ class Speech:
             InvalidInput: they cannot be combined.
         """
         wanted = self.wanted
+        if wanted.needed and asked is not None and asked.field == "response_format":
+            # It is the form of an answer's text, and this answer has none.
+            asked = None
         if asked is not None and wanted.needed:
             raise InvalidInput(asked.field, "cannot be combined with a tool_choice that must call")
         body = _body_of(asked) if asked is not None else None

@@ -6,6 +6,9 @@ from copy import copy
 from http import HTTPStatus
 from typing import Any
 
+from msgspec import UNSET
+
+from moesaic.services.gateway.fields.response_tools import Origin
 from moesaic.services.gateway.http.problems import HttpProblem
 from moesaic.services.gateway.replies.accounts import Provenance, Usage, response_usage
 from moesaic.services.gateway.replies.generating import (
@@ -35,14 +38,17 @@ class Transcript:
     Args:
         response: what is known before its answer; it is filled in.
         new_id: makes the id of an item of a type.
+        origin: finds the function that the model calls by a name.
 
     Attributes:
         begun: clients have been told of the response.
     """
 
-    def __init__(self, response: Response, new_id: Callable[[str], str]) -> None:
+    def __init__(
+        self, response: Response, new_id: Callable[[str], str], origin: Callable[[str], Origin]
+    ) -> None:
         self.response, self.begun = response, False
-        self._new_id = new_id
+        self._new_id, self._origin = new_id, origin
         self._output: list[Any] = []
         self._pieces: list[str] = []  # text or arguments of the open item
         self._logprobs: list[ChosenToken] = []  # of the open message
@@ -133,8 +139,10 @@ class Transcript:
         events = []
         if call.id is not None:
             events += self._close("completed")
-            item_id, name = self._new_id("function_call"), function.name or ""
-            events += self._opened(FunctionCallItem(id=item_id, call_id=call.id, name=name))
+            name, namespace = self._origin(function.name or "")
+            item = FunctionCallItem(id=self._new_id("function_call"), call_id=call.id, name=name)
+            item.namespace = UNSET if namespace is None else namespace
+            events += self._opened(item)
         if function.arguments:
             self._pieces.append(function.arguments)
             kind = "response.function_call_arguments.delta"

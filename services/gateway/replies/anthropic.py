@@ -36,7 +36,6 @@ class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
     """Text of an answer."""
 
     text: str = ""
-    citations: None = None
 
 
 class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking"):

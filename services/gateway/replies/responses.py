@@ -49,6 +49,7 @@ class FunctionCallItem(msgspec.Struct, tag_field="type", tag="function_call", kw
     status: Status = "in_progress"
     call_id: str
     name: str
+    namespace: str | msgspec.UnsetType = msgspec.UNSET
     arguments: str = ""
 
 

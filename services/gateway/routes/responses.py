@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from moesaic.errors import InvalidInput
 from moesaic.services.gateway.fields.generating import ChatWire
 from moesaic.services.gateway.fields.response_items import NewId
+from moesaic.services.gateway.fields.response_tools import described_tool
 from moesaic.services.gateway.fields.responses import (
     LOGPROBS,
     Names,
@@ -52,13 +53,14 @@ async def create_response(body: ResponsesWire, request: Request) -> Response:
     ids = NewId(response_id)
     messages, items = await language.work(record.num_bytes, conversation_of, body, recalled, ids)
     is_kept = await _has_place(admitted, items)
-    names = Names(messages.places)
+    names = Names(messages.places, body.offered.places)
     with names.told():
         chat = await language.work(record.num_bytes, chat_of, body, messages)
         asked: Admitted[ChatWire] = replace(cast("Any", admitted), body=chat, answer_id=response_id)
         conversation = await begin_chat(asked)
-        record.ignored = [names.here(name) for name in [*record.ignored, *_ignored(body, is_kept)]]
-        transcript = Transcript(_described(admitted, response_id, is_kept), ids)
+        record.ignored = [*map(names.here, record.ignored), *_ignored(body, is_kept)]
+        described = _described(admitted, response_id, is_kept)
+        transcript = Transcript(described, ids, body.offered.origin)
         keep = _keeping(admitted, items) if is_kept else None
         delivery = ResponseDelivery(asked, conversation, transcript, names, keep)
         return await delivery.respond(request)
@@ -114,6 +116,7 @@ def _ignored(body: ResponsesWire, is_kept: bool) -> list[str]:
     return [
         *(["store"] if body.store and not is_kept else []),
         *(["include"] if others else []),
+        *body.offered.ignored,
     ]
 
 
@@ -137,11 +140,7 @@ def _described(
         temperature=next(iter(given), 1.0),
         top_p=next(iter(shares), 1.0),
         top_logprobs=body.top_logprobs or 0,
-        tools=[
-            tool.model_dump(exclude_unset=True)
-            | {"parameters": tool.parameters, "strict": bool(tool.strict)}
-            for tool in body.tools or ()
-        ],
+        tools=[described_tool(tool) for tool in body.tools or ()],
         tool_choice=body.tool_choice or "auto",
         parallel_tool_calls=body.parallel_tool_calls is not False,
         text={"format": form or {"type": "text"}}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 from msgspec.structs import replace
-from prometheus_client import Counter, Histogram
+from prometheus_client import Histogram
 
 from moesaic.cluster.leadership import Leadership
 from moesaic.cluster.placement_view import PlacementView
@@ -20,6 +20,7 @@ from moesaic.placement.decide.proposal import obsolete
 from moesaic.services.scheduler.epochs import workers
 from moesaic.services.scheduler.epochs.store import EpochStore
 from moesaic.telemetry import spans
+from moesaic.telemetry.metrics import counter
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -28,7 +29,9 @@ log = structlog.get_logger()
 
 _LOOK_S = 1.0  # how often to see whether we still lead
 
-_attempts = Counter("moesaic_migrations", "Placements attempted", ["outcome"])
+_attempts = counter(
+    "moesaic_migrations", "Placements attempted", "outcome", "committed", "refused", "failed"
+)
 _seconds = Histogram(
     "moesaic_migration_seconds", "Time from plan to commit of placements that succeeded"
 )

@@ -61,12 +61,13 @@ def test_an_unknown_model_is_wrong_use(run: Run, house: Path, hub: Hub) -> None:
     assert refused.stderr.count("\n") == 1
 
 
-@pytest.fixture
-def outside(tmp_path: Path) -> Path:
-    """A directory with the package as a wheel installs it, without the rest of its clone."""
-    leave = shutil.ignore_patterns("__pycache__", "built")
-    shutil.copytree(LIBRARY, tmp_path / "site" / "moesaic", ignore=leave)
-    return tmp_path
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the package as a wheel installs it, without the rest of its clone; with compiled modules."""
+    directory = tmp_path_factory.mktemp("outside")
+    leave = shutil.ignore_patterns("built")
+    shutil.copytree(LIBRARY, directory / "site" / "moesaic", ignore=leave)
+    return directory
 
 
 @pytest.mark.parametrize(

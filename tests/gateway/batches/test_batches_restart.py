@@ -69,7 +69,7 @@ async def test_a_batch_goes_on_without_losing_or_repeating_an_answer(
             open_house(few) as house,
             Bus.connect(url, "default") as bus,
             registered(bus, _record(house)),
-            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", verify=False) as client,
         ):
             await _until_it_listens(client)
             batch_id = await _submit(client)
@@ -120,7 +120,9 @@ async def test_gateways_that_are_killed_again_and_again_answer_everything_once(
     held = [hold_port("127.0.0.1") for _ in range(2)]
     ports = [number_of(each) for each in held]
     gateways = [start(model_directory, url, port, files) for port in ports]
-    clients = [httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") for port in ports]
+    clients = [
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", verify=False) for port in ports
+    ]
     try:
         async with (
             open_house(slowly) as house,

@@ -260,7 +260,7 @@ async def test_where_callers_need_keys_the_console_has_a_listener_and_a_scope_of
             http_server(
                 house.gateway.settings, make_app(house.gateway, shows_console=True)
             ) as address,
-            httpx.AsyncClient(base_url=f"http://{address}") as there,
+            httpx.AsyncClient(base_url=f"http://{address}", verify=False) as there,
         ):
             assert statuses(
                 await there.get("/console"),
@@ -283,7 +283,7 @@ async def test_an_open_page_takes_no_place_of_its_tenant(
         app = make_app(house.gateway, shows_console=True)
         async with (
             http_server(house.gateway.settings, app) as address,
-            httpx.AsyncClient(base_url=f"http://{address}", headers=key) as there,
+            httpx.AsyncClient(base_url=f"http://{address}", headers=key, verify=False) as there,
             there.stream("GET", "/v1/moesaic/events") as response,
         ):
             states = states_of(response)

@@ -110,6 +110,30 @@ async def test_items_become_the_turns_of_a_chat(open_house, scripts) -> None:
     assert as_items.generation.max_tokens == 7
 
 
+async def test_instructions_are_one_message_for_templates_that_read_only_the_first(
+    open_house, scripts
+) -> None:
+    parts = [{"type": "input_text", "text": "hello"}, {"type": "input_text", "text": "world"}]
+    items = [
+        {"role": "developer", "content": parts},
+        {"role": "system", "content": "yes"},
+        {"role": "user", "content": "no"},
+        {"role": "developer", "content": "music"},
+    ]
+    turns = [
+        {"role": "system", "content": "story\n\nhello\nworld\n\nyes"},
+        {"role": "user", "content": "no"},
+        {"role": "system", "content": "music"},
+    ]
+    async with open_house(scripts.says("yes")) as house:
+        answer = await post(house, input=items, instructions="story")
+        await house.client.post("/v1/chat/completions", json={"messages": turns})
+        [as_items, as_turns] = house.workers[0].submits
+
+    assert answer.status_code == 200, answer.text
+    assert as_items.token_ids == as_turns.token_ids
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_that_is_cut_is_incomplete(open_house, scripts, stream: bool) -> None:
     async with open_house(scripts.says(SAID, stop=False)) as house:
@@ -206,7 +230,12 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(
         ({"conversation": "c"}, "conversation", "unsupported_parameter"),
         ({"prompt": {"id": "p"}}, "prompt", "unsupported_parameter"),
         ({"truncation": "auto"}, "truncation", "unsupported_parameter"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "unsupported_parameter"),
+        ({"tools": [{"type": "file_search"}]}, "tools[0].type", "unsupported_parameter"),
+        (
+            {"tools": [{"type": "web_search"}], "tool_choice": "required"},
+            "tool_choice",
+            "invalid_request",
+        ),
         ({"tools": [{"type": "function"}]}, "tools[0].name", "invalid_request"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name", "invalid_request"),
         ({"tool_choice": "required"}, "tool_choice", "invalid_request"),

@@ -167,6 +167,39 @@ async def test_a_strict_function_is_bound_though_it_need_not_be_called(open_hous
     assert '"city"' in submit.generation.grammar.grammar
 
 
+async def test_a_form_of_the_text_says_nothing_about_an_answer_that_must_call(
+    open_house, scripts
+) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
+    flat = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
+    function = TOOL["function"]
+    chat = {"messages": ASKED, "tools": [TOOL], "tool_choice": "required"}
+    response = {**chat, "input": ASKED, "tools": [{"type": "function", **function}]}
+    del response["messages"]
+    tool = {"name": function["name"], "description": function["description"]}
+    message = {
+        "messages": ASKED,
+        "max_tokens": 9,
+        "tools": [{**tool, "input_schema": function["parameters"]}],
+        "tool_choice": {"type": "any"},
+        "output_config": {"format": {"type": "json_schema", "schema": schema}},
+    }
+    async with open_house(scripts.says("yes")) as house:
+        for path, body in (
+            (PATH, chat),
+            (PATH, {**chat, "response_format": form}),
+            ("/v1/responses", {**response, "text": {"format": flat}}),
+            ("/v1/messages", message),
+        ):
+            answer = await house.client.post(path, json=body)
+            assert answer.status_code == 200, answer.text
+        plain, *formed = (s.generation.grammar.grammar for s in house.workers[0].submits)
+
+    assert "get_weather" in plain
+    assert formed == [plain] * 3
+
+
 async def test_a_schema_of_the_answer_comes_after_the_reasoning(open_house, scripts) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
@@ -274,8 +307,8 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         "must be none, auto",
     ),
     (
-        {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}},
-        "response_format",
+        {"tools": [TOOL], "tool_choice": "required", "guided_regex": "a"},
+        "guided_regex",
         "cannot be combined",
     ),
     ({"tools": [TOOL], "guided_grammar": 'start: "a"'}, "guided_grammar", "cannot be combined"),

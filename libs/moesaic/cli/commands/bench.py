@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from moesaic.cli.commands.bench_serve import bench_serve
+from moesaic.cli.commands.bench_serve import SeveralValues, bench_serve
 from moesaic.cli.terminal.console import print_table, say
 from moesaic.cli.terminal.outcome import CommandError, Exit, using
 
@@ -170,4 +170,4 @@ app = typer.Typer(
     help="Measure a server under load (serve), or run a benchmark of the project's sources; "
     "docs/use/command-line.md describes each.",
 )
-app.command("serve")(bench_serve)
+app.command("serve", cls=SeveralValues)(bench_serve)

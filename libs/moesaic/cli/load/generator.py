@@ -113,23 +113,29 @@ class TimedRequest:
         self.parts = []
 
     def _read_parts(self) -> None:
-        rest = b""
+        if b"".join(part for _, part in self.parts[:2]).lstrip().startswith(b"{"):
+            if self.status == 200:
+                self.complete, self.answered_s = True, self.end_s
+                self._take(json.loads(b"".join(part for _, part in self.parts)), self.end_s)
+            return
+        rest, is_ended = b"", False
         for at, part in self.parts:
             *lines, rest = (rest + part).split(b"\n")
             for line in lines:
                 name, _, data = line.strip().partition(b":")
                 if name == b"data" and data.strip() == b"[DONE]":
-                    self.complete = self.status == 200
+                    is_ended = True
                 elif name == b"data":
-                    self._take(json.loads(data), at)
-        if self.status == 200 and rest.startswith(b"{"):
-            self.complete = True
-            self._take(json.loads(rest), self.end_s)
+                    is_ended |= self._take(json.loads(data), at)
+        self.complete = is_ended and self.status == 200
 
-    def _take(self, event: dict[str, Any], at: float) -> None:
+    def _take(self, event: dict[str, Any], at: float) -> bool:
+        """Take one event; return whether a choice ends, as some servers do not send ``[DONE]``."""
         if event.get("error"):
-            self.status, self.error = 500, str(event["error"])[:_MOST_OF_ERROR]
-            return
+            self.complete, self.status = False, 500
+            self.error = str(event["error"])[:_MOST_OF_ERROR]
+            return False
+        is_ended = False
         # Some servers send events of their own, such as pings.
         for choice in event.get("choices") or ():
             ids = choice.get("token_ids") or []
@@ -140,12 +146,14 @@ class TimedRequest:
             self.text += text
             self.text_times += [at] if text or ids else []
             self.answered_s = at
+            is_ended |= bool(choice.get("finish_reason"))
         self.usage = event.get("usage") or self.usage
         details = self.usage.get("prompt_tokens_details") or {}
         self.cached_tokens = details.get("cached_tokens") or self.cached_tokens
         quality = (event.get("moesaic") or {}).get("quality") or {}
         self.mean_threshold = quality.get("mean_threshold", self.mean_threshold)
         self.degraded_share = quality.get("degraded_share", self.degraded_share)
+        return is_ended
 
 
 class LoadClient:

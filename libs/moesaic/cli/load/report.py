@@ -1,32 +1,23 @@
 """The figures of a load, by the names and definitions of ``vllm bench serve``."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from moesaic.cli.load.datasets.prompt import LoadPrompt
 from moesaic.cli.load.generator import TimedRequest
 
-METRICS = {
-    "ttft": ("TTFT", "Time to First Token"),
-    "tpot": ("TPOT", "Time per Output Token (excl. 1st token)"),
-    "itl": ("ITL", "Inter-token Latency"),
-    "e2el": ("E2EL", "End-to-end Latency"),
-}
-GOALS = ("ttft", "tpot", "e2el")
-DETAILS = (
-    *("input_lens", "output_lens", "ttfts", "itls", "latencies", "start_times", "queue_times"),
-    *("generated_texts", "errors"),
-)
-_WIDTH = 50
+Tokens = Callable[[str], int]
 
 
-def output_tokens(request: TimedRequest) -> int:
-    """Count the tokens of an answer: as its usage says, else its ids, else its events with text."""
-    told = request.usage.get("completion_tokens")
-    return int(told or len(request.token_ids) or len(request.text_times))
+def output_tokens(request: TimedRequest, tokens: Tokens | None = None) -> int:
+    """Count the tokens of an answer: as its usage says, else its ids, else its text, else its events with text."""
+    told = request.usage.get("completion_tokens") or len(request.token_ids)
+    if not told and tokens is not None:
+        told = tokens(request.text)
+    return int(told or len(request.text_times))
 
 
 def report_of(
@@ -35,8 +26,9 @@ def report_of(
     duration_s: float,
     percentiles: Sequence[float],
     goals: Mapping[str, float],
+    tokens: Tokens | None = None,
 ) -> dict[str, Any]:
-    """Compute all figures; times of a request count from when it was sent.
+    """Compute all figures of generated answers; times of a request count from when it was sent.
 
     Args:
         requests: with their answers, read.
@@ -44,15 +36,13 @@ def report_of(
         duration_s: of the load.
         percentiles: of each metric, from 0 to 100.
         goals: largest values in milliseconds by metric, for the goodput.
+        tokens: counts those of a text, for servers that do not report them.
     """
     done = [each.complete for each in requests]
-    inputs = [
-        int(each.usage.get("prompt_tokens", known))
-        for each, known in zip(requests, prompt_tokens, strict=True)
-    ]
-    outputs = [output_tokens(each) if each.complete else 0 for each in requests]
+    inputs = _input_tokens(requests, prompt_tokens)
+    outputs = [output_tokens(each, tokens) if each.complete else 0 for each in requests]
     ttfts = [_first_s(each) - each.sent_s if each.complete else 0.0 for each in requests]
-    latencies = [each.answered_s - each.sent_s if each.complete else 0.0 for each in requests]
+    latencies = _latencies(requests)
     itls = [[b - a for a, b in pairwise(each.text_times)] for each in requests]
     tpots = [
         (latency - ttft) / (count - 1) if count > 1 else 0.0
@@ -64,7 +54,7 @@ def report_of(
             value for value, ok, count in zip(tpots, done, outputs, strict=True) if ok and count > 1
         ],
         "itl": [gap for gaps, ok in zip(itls, done, strict=True) if ok for gap in gaps],
-        "e2el": [value for value, ok in zip(latencies, done, strict=True) if ok],
+        **_of_requests(requests),
     }
     by_request = {"ttft": ttfts, "tpot": tpots, "e2el": latencies}
     good = sum(
@@ -73,7 +63,7 @@ def report_of(
     )
     complete = [each for each in requests if each.complete]
     total_input = sum(count for count, ok in zip(inputs, done, strict=True) if ok)
-    figures: dict[str, Any] = {
+    return {
         "duration": duration_s,
         "completed": len(complete),
         "failed": len(requests) - len(complete),
@@ -94,7 +84,62 @@ def report_of(
         "errors": [each.error for each in requests],
         "max_output_tokens_per_s": _most_a_second(complete),
         "max_concurrent_requests": _most_at_once(complete),
+        **_percentiles(values, percentiles),
     }
+
+
+def pooling_report_of(
+    requests: Sequence[TimedRequest],
+    prompts: Sequence[LoadPrompt],
+    duration_s: float,
+    percentiles: Sequence[float],
+) -> dict[str, Any]:
+    """Compute all figures of embeddings, likewise."""
+    complete = [each for each in requests if each.complete]
+    inputs = _input_tokens(requests, [each.prompt_tokens for each in prompts])
+    counted = [each for each in zip(requests, inputs, prompts, strict=True) if each[0].complete]
+    total_input = sum(tokens for _, tokens, _ in counted)
+    sequences = sum(prompt.prompts for _, _, prompt in counted)
+    return {
+        "duration": duration_s,
+        "completed": len(complete),
+        "failed": len(requests) - len(complete),
+        "total_input_tokens": total_input,
+        "total_input_sequences": sequences,
+        "request_throughput": len(complete) / duration_s,
+        "input_sequence_throughput": sequences / duration_s,
+        "total_token_throughput": total_input / duration_s,
+        "input_lens": inputs,
+        "latencies": _latencies(requests),
+        "queue_times": [each.sent_s - each.due_s for each in requests],
+        "errors": [each.error for each in requests],
+        **_percentiles(_of_requests(requests), percentiles),
+    }
+
+
+def _of_requests(requests: Sequence[TimedRequest]) -> dict[str, list[float]]:
+    """List the metrics that embeddings have too, of whole answers, in seconds."""
+    complete = [each for each in requests if each.complete]
+    return {
+        "e2el": [each.answered_s - each.sent_s for each in complete],
+        "client_queue_time": [each.sent_s - each.due_s for each in complete],
+        "e2el_including_client_queue": [each.answered_s - each.due_s for each in complete],
+    }
+
+
+def _input_tokens(requests: Sequence[TimedRequest], known: Sequence[int]) -> list[int]:
+    both = zip(requests, known, strict=True)
+    return [int(each.usage.get("prompt_tokens") or tokens) for each, tokens in both]
+
+
+def _latencies(requests: Sequence[TimedRequest]) -> list[float]:
+    return [each.answered_s - each.sent_s if each.complete else 0.0 for each in requests]
+
+
+def _percentiles(
+    values: Mapping[str, Sequence[float]], percentiles: Sequence[float]
+) -> dict[str, float]:
+    figures = {}
     for name, seconds in values.items():
         times_ms = np.array(seconds or [0.0]) * 1000
         figures[f"mean_{name}_ms"] = float(times_ms.mean())
@@ -104,56 +149,6 @@ def report_of(
             value = float(np.percentile(times_ms, percentile))
             figures[f"p{percentile:g}_{name}_ms"] = value
     return figures
-
-
-def table_of(
-    figures: Mapping[str, Any],
-    metrics: Sequence[str],
-    percentiles: Sequence[float],
-    rate: float,
-    most: int | None,
-) -> str:
-    """Write the figures as ``vllm bench serve`` prints them.
-
-    Args:
-        figures: of ``report_of``.
-        metrics: that are shown.
-        percentiles: that are shown.
-        rate: requests a second that were asked for.
-        most: requests in flight that were allowed; None: any number.
-    """
-    rows: list[tuple[str, float | None]] = [
-        ("Successful requests:", figures["completed"]),
-        ("Failed requests:", figures["failed"]),
-        ("Maximum request concurrency:", most),
-        ("Request rate configured (RPS):", None if math.isinf(rate) else float(rate)),
-        ("Benchmark duration (s):", figures["duration"]),
-        ("Total input tokens:", figures["total_input_tokens"]),
-        ("Total generated tokens:", figures["total_output_tokens"]),
-        ("Request throughput (req/s):", figures["request_throughput"]),
-        ("Request goodput (req/s):", figures["request_goodput"]),
-        ("Output token throughput (tok/s):", figures["output_throughput"]),
-        ("Peak output token throughput (tok/s):", figures["max_output_tokens_per_s"]),
-        ("Peak concurrent requests:", float(figures["max_concurrent_requests"])),
-        ("Total token throughput (tok/s):", figures["total_token_throughput"]),
-    ]
-    lines = [f"{' Serving Benchmark Result ':=^{_WIDTH}}", *_lines(rows)]
-    for metric in metrics:
-        short, title = METRICS[metric]
-        parts = {"Mean": "mean", "Median": "median"}
-        parts |= {f"P{percentile:g}": f"p{percentile:g}" for percentile in percentiles}
-        named = [(f"{k} {short} (ms):", figures[f"{key}_{metric}_ms"]) for k, key in parts.items()]
-        lines += [f"{title:-^{_WIDTH}}", *_lines(named)]
-    return "\n".join([*lines, "=" * _WIDTH])
-
-
-def _lines(rows: Sequence[tuple[str, float | None]]) -> list[str]:
-    texts = [
-        (name, f"{value:.2f}" if isinstance(value, float) else str(value))
-        for name, value in rows
-        if value is not None
-    ]
-    return [f"{name:<40} {text:<10}".rstrip() for name, text in texts]
 
 
 def _first_s(request: TimedRequest) -> float:

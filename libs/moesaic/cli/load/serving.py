@@ -1,22 +1,25 @@
 """A load on a server of OpenAI's API, whoever made it."""
 
+import asyncio
 import ssl
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from moesaic.cli.load.generator import CHAT, COMPLETIONS, LoadClient, TimedRequest
-from moesaic.cli.load.prompts import WORDS, LoadPrompt
+from moesaic.cli.load.datasets.prompt import LoadPrompt
+from moesaic.cli.load.generator import LoadClient, TimedRequest
+from moesaic.cli.load.options.server import Backend
 from moesaic.cli.terminal.outcome import CommandError, Exit
 from moesaic.loopback import is_loopback
 
 if TYPE_CHECKING:
     import httpx
 
-ROUTES = {"openai": COMPLETIONS, "vllm": COMPLETIONS, "openai-chat": CHAT}
 ANSWER_S = 6 * 3600.0  # longest wait for an answer
+RETRY_S = 0.5  # between tries of a server that is not ready
 
 
 @dataclass(frozen=True)
@@ -25,22 +28,26 @@ class LoadServer:
 
     Attributes:
         url: of the server, without the route.
-        backend: a key of ``ROUTES``, which says how prompts are sent.
+        backend: how prompts are sent.
         route: of all requests.
         model: that is asked for.
         headers: of all requests.
         extra: further fields of all bodies.
+        insecure: any certificate will do.
     """
 
     url: str
-    backend: str
+    backend: Backend
     route: str
     model: str
     headers: Mapping[str, str]
     extra: Mapping[str, Any] = field(default_factory=dict)
+    insecure: bool = False
 
     def body(self, prompt: LoadPrompt) -> dict[str, Any]:
         """Make the body of a request."""
+        if self.backend == "openai-embeddings":
+            return {"model": self.model, "input": prompt.content, **self.extra}
         most = {"max_tokens": prompt.answer_tokens}
         asked: dict[str, Any] = {"prompt": prompt.content}
         if self.backend == "openai-chat":
@@ -68,80 +75,114 @@ class LoadServer:
             port or (443 if is_safe else 80),
             parts.path.rstrip("/") + self.route,
             host=parts.hostname,
-            tls=_context(parts.hostname) if is_safe else None,
+            tls=_context(parts.hostname, self.insecure) if is_safe else None,
             answer_s=ANSWER_S,
         )
 
 
-def _context(host: str) -> ssl.SSLContext:
+def _context(host: str, insecure: bool) -> ssl.SSLContext:
     """Make the context of a connection; as in all commands, a server on this machine needs no known authority."""
     context = ssl.create_default_context()
-    if is_loopback(host):
+    if insecure or is_loopback(host):
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
 
 
-async def loaded(
-    server: LoadServer,
-    prompts: Sequence[LoadPrompt],
-    due: Sequence[float],
-    most: int | None,
-    warmups: int,
-) -> tuple[list[TimedRequest], float]:
-    """Send a load, after requests that warm the server up.
+@dataclass(frozen=True)
+class LoadPlan:
+    """The requests of a load, and their times.
 
-    Args:
-        server: that is asked.
+    Attributes:
         prompts: one for each request.
         due: seconds, in order.
         most: requests in flight; None: any number.
         warmups: times that the first prompt is sent before.
-
-    Returns:
-        The requests with their answers, and the seconds that the load took.
+        ready_s: longest wait for a first answer before all that; 0: none is waited for.
+        id_prefix: begins the id of each request.
     """
-    bodies = [server.body(each) for each in prompts]
+
+    prompts: Sequence[LoadPrompt]
+    due: Sequence[float]
+    most: int | None = None
+    warmups: int = 0
+    ready_s: float = 0.0
+    id_prefix: str = ""
+
+
+@dataclass(frozen=True)
+class LoadOutcome:
+    """Requests with their answers, the seconds that they took, and the time when they began."""
+
+    requests: list[TimedRequest]
+    duration_s: float
+    began: datetime
+
+
+async def loaded(server: LoadServer, plan: LoadPlan) -> LoadOutcome:
+    """Send a load, after requests that warm the server up.
+
+    Raises:
+        CommandError: the server is not ready in time.
+    """
+    bodies = [server.body(each) for each in plan.prompts]
     client = server.client()
 
-    def headers(_: int) -> Mapping[str, str]:
+    def plain(_: int) -> Mapping[str, str]:
         return server.headers
 
+    def named(number: int) -> Mapping[str, str]:
+        return {**server.headers, "x-request-id": f"{plan.id_prefix}{number}"}
+
     try:
-        await client.open_loop([0.0] * warmups, lambda _: bodies[0], headers, most=most)
-        started = time.perf_counter()
-        requests = await client.open_loop(due, bodies.__getitem__, headers, most=most)
+        if plan.ready_s:
+            await _answered(client, bodies[0], plain, plan.ready_s)
+        await client.open_loop([0.0] * plan.warmups, lambda _: bodies[0], plain, most=plan.most)
+        began, started = datetime.now(), time.perf_counter()
+        requests = await client.open_loop(plan.due, bodies.__getitem__, named, most=plan.most)
         # Reading the answers is not part of the load.
         last_s = max((each.end_s for each in requests), default=0.0)
-        return requests, min(last_s or 1e-9, time.perf_counter() - started)
+        duration_s = min(last_s or 1e-9, time.perf_counter() - started)
+        return LoadOutcome(requests, duration_s, began)
     finally:
         client.close()
 
 
-def tokens_of(client: "httpx.Client", model: str, text: str) -> list[int]:
-    """Ask a server for the tokens of a text by ``/tokenize``; none if it has no such route."""
-    asked = {"model": model, "prompt": text, "add_special_tokens": False}
-    response = client.post("/tokenize", json=asked)
-    if not response.is_success:
-        return []
+async def _answered(client: LoadClient, body: Any, headers: Any, seconds: float) -> None:
+    """Ask until there is a whole answer."""
+    error = "none came"
     try:
-        return [int(each) for each in response.json()["tokens"]]
-    except (ValueError, KeyError, TypeError):
-        return []
+        async with asyncio.timeout(seconds):
+            while True:
+                [one] = await client.open_loop([0.0], lambda _: body, headers)
+                if one.complete:
+                    return
+                error = one.error
+                await asyncio.sleep(RETRY_S)
+    except TimeoutError:
+        raise _not_ready(f"no whole answer in time: {error}") from None
 
 
-def pool_of(client: "httpx.Client", model: str) -> list[int]:
-    """Learn tokens of a server's vocabulary that random prompts can be drawn from; none if it does not tell."""
-    return sorted({*tokens_of(client, model, " ".join(WORDS))})
+def wait_for_models(client: "httpx.Client", seconds: float) -> None:
+    """Wait until a server lists its models.
+
+    Raises:
+        CommandError: it does not in time.
+    """
+    import httpx
+
+    until, error = time.monotonic() + seconds, ""
+    while True:
+        try:
+            response = client.get("/v1/models", timeout=max(RETRY_S, until - time.monotonic()))
+            if response.status_code < 500:
+                return
+            error = f"status {response.status_code}"
+        except httpx.TransportError as failure:
+            error = str(failure)
+        if time.monotonic() >= until:
+            raise _not_ready(error)
+        time.sleep(RETRY_S)
 
 
-def spelt(client: "httpx.Client", model: str, prompts: Sequence[LoadPrompt]) -> list[LoadPrompt]:
-    """Turn prompts of tokens into texts by ``/detokenize``, for routes that take texts only."""
-    found = []
-    for prompt in prompts:
-        content = prompt.content
-        if not isinstance(content, str):
-            response = client.post("/detokenize", json={"model": model, "tokens": content})
-            response.raise_for_status()
-            content = str(response.json()["prompt"])
-        found.append(LoadPrompt(content, prompt.prompt_tokens, prompt.answer_tokens))
-    return found
+def _not_ready(why: str) -> CommandError:
+    return CommandError(f"--ready-check-timeout-sec: the server is not ready: {why}", Exit.TIMEOUT)

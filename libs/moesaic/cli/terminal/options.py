@@ -54,18 +54,21 @@ def option(text: str, *, switch: str = "", panel: str | None = None, **more: Any
     return typer.Option(*filter(None, [switch]), help=text, rich_help_panel=panel, **more)
 
 
-def takes(model: Callable[..., Any], *names: str) -> Callable[[Command], Command]:
+def takes(
+    model: Callable[..., Any], *names: str, variables: bool = True
+) -> Callable[[Command], Command]:
     """Give a command the fields of a dataclass as options; their values come as ``values``, by field.
 
-    Each has its default, and the variable ``MOESAIC_`` with its name.
+    Each has its default.
 
     Args:
         model: fields whose annotation has an ``option`` are taken.
         names: only these fields; none: all.
+        variables: each option is also read from the variable ``MOESAIC_`` with its name.
     """
     found = taken_fields(model)
     made = {name: each for name, each in found.items() if name in names or not names}
-    for name, each in made.items():
+    for name, each in made.items() if variables else ():
         [mark] = each.annotation.__metadata__
         mark.envvar = f"{ENV_PREFIX}{name.upper()}"
     return functools.partial(_with_options, made=made)

@@ -179,6 +179,8 @@ class Peers:
         series(metrics.LINK_RTT_S, worker_id).set(costs.profile.rtt_s)
         series(metrics.LINK_BYTES_PER_S, worker_id).set(costs.profile.bytes_per_s)
         series(metrics.PEER_ROW_S, worker_id).set(costs.profile.row_s)
+        # From now on at 0, so that a first failure shows as an increase.
+        series(metrics.FALLBACKS, worker_id)
 
     def _patience_s(self, num_rows: int, predicted_s: float) -> float:
         most_s = self._timeout_s * max(1.0, num_rows / 512)

@@ -19,6 +19,7 @@ from moesaic.experts.pull.ranges import Share, messages_of
 from moesaic.kernels.expert_layout import ExpertLayout
 from moesaic.messages.placement import PlacedWorker, Placement
 from moesaic.native.memory import huge_pages
+from moesaic.telemetry.metrics import counter
 from moesaic.transport.contract import Network
 from moesaic.transport.device_memory import settle
 
@@ -28,7 +29,9 @@ T = TypeVar("T")
 DIAL_TIMEOUT_S = 2.0
 PIECE_TIMEOUT_S = 5.0
 
-_pulls = Counter("moesaic_expert_pulls", "Experts requested from peers", ["outcome"])
+_pulls = counter(
+    "moesaic_expert_pulls", "Experts requested from peers", "outcome", "ok", "failed", "damaged"
+)
 _pulled_bytes = Counter("moesaic_expert_pulled_bytes", "Bytes of experts received from peers")
 
 

@@ -1,0 +1,1 @@
+"""What can be asked of ``moesaic bench serve``, in the words of ``vllm bench serve``?"""
