@@ -18,6 +18,7 @@
 #   make test-clients   other people's clients against a real suite: docs/use/clients lists them
 #   make lm-eval    every log-likelihood of lm_eval beside that of transformers
 #   make proto   generate the stubs from protos/     make gpu     what needs a CUDA device
+#   make docs    build the site of the documentation into build/docs; broken links fail
 #   make dist    build the packages of a release into dist/
 #   make lock    pin the versions that .venv holds   make reference   list every setting and metric
 #   make paths   record the files that a request, a row, an epoch, a threshold and a scale-up meet
@@ -38,7 +39,7 @@ TRITON := triton>=3.7,<3.8
 
 .DEFAULT_GOAL := help
 .PHONY: help up down test test-quick test-changed test-rest test-rest-turn test-all test-suites test-suites-turn test-builds stress nightly \
-  test-nightly mutants coverage costs sizes test-compose test-clients lm-eval soak fuzz fmt lint styles checks proto bench dist gpu lock reference paths
+  test-nightly mutants coverage costs sizes test-compose test-clients lm-eval soak fuzz fmt lint styles checks proto bench docs dist gpu lock reference paths
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -140,6 +141,10 @@ soak: .venv/installed-dev
 # Every round has its seed; the first one is drawn, and printed. A round that fails says how it is played again.
 fuzz: .venv/installed-dev
 	@$(BIN)/pytest -q -s -m slow tests/native tests/system/strangers
+
+# The site: mkdocs.yml and docs/site. It needs no network and no server: open build/docs/index.html.
+docs: .venv/installed-dev
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q
 
 # The packages of a release: docs/inside/releasing.md.
 dist: .venv/installed-dev

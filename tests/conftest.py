@@ -23,6 +23,9 @@ from safetensors.torch import save_file
 from models.training.network import Network, Shape
 from tests.waiting import HANG_S
 
+# Until all tests are known: hardly anything that imports make is garbage.
+gc.disable()
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As in a shell's background: commands under test would inherit it, and take no Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -84,8 +87,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Leave modules and tests to no later look for garbage: they stay, and are most of what there is."""
+    """Look for garbage from now on, and not among modules and tests: they stay, and are most of what there is."""
     gc.freeze()
+    gc.enable()
 
 
 def _may_wait_s(item: pytest.Item) -> float | None:

@@ -1,6 +1,7 @@
 """Plain English, as far as a machine can hold it: short sentences, no clause as a subject, names that exist."""
 
 import ast
+import fnmatch
 import io
 import re
 import subprocess
@@ -51,6 +52,13 @@ def tracked() -> frozenset[str]:
     return frozenset(
         {str(file) for file in files} | {str(up) for file in files for up in file.parents}
     )
+
+
+@cache
+def ends() -> frozenset[str]:
+    """The paths of ``tracked``, also from each of their folders on."""
+    parts = [name.split("/") for name in tracked()]
+    return frozenset("/".join(path[start:]) for path in parts for start in range(len(path)))
 
 
 # Pages in docs/reference are made from texts that stand in the code and are tested there.
@@ -128,11 +136,11 @@ def test_no_sentence_of_a_page_has_a_clause_as_its_subject(page: Path) -> None:
 @every_page
 def test_paths_in_backticks_exist(page: Path) -> None:
     tops = {name.split("/")[0] for name in tracked() if "/" in name}
-    listed = "\n".join(tracked())
 
     def exists(path: str) -> bool:
-        pattern = re.escape(path.rstrip("/")).replace(r"\*", r"[^/\n]*")
-        return re.search(rf"(^|/){pattern}$", listed, re.MULTILINE) is not None
+        path = path.rstrip("/")
+        alike = fnmatch.filter(ends(), path) if "*" in path else {path} & ends()
+        return any(end.count("/") == path.count("/") for end in alike)
 
     named = IN_BACKTICKS.findall(CODE_BLOCK.sub("", page.read_text(encoding="utf-8")))
     ours = [

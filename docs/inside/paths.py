@@ -397,7 +397,7 @@ def _table(met: Sequence[Met]) -> list[str]:
 
 
 def _folded(title: str, lines: Sequence[str]) -> list[str]:
-    return ["<details>", f"<summary>{title}</summary>", "", *lines, "", "</details>"]
+    return ["<details markdown>", f"<summary>{title}</summary>", "", *lines, "", "</details>"]
 
 
 def _sentence(file: Path) -> str:

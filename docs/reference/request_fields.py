@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from moesaic.services.gateway.app import body_types
-from moesaic.services.gateway.fields.bodies import InferenceWire
+from moesaic.services.gateway.fields.bodies import InferenceWire, RequestBody
 from moesaic.services.gateway.fields.defaults import FIELDS
 from moesaic.services.gateway.fields.generating import SAMPLED, GenerationWire, OnWire
 from moesaic.services.gateway.fields.known import ONLY_KNOWN, REFUSED, WITHIN, Refusal
@@ -57,12 +57,23 @@ def request_fields_page(made: str) -> str:
         if bases:
             lines += [f"The fields of {' and of '.join(map(_link, bases))}, and these:", ""]
         lines += _fields_of(kind, taken, objects)
+        if elsewhere := _elsewhere(kind):
+            lines += [*elsewhere, ""]
         if kind.model_config.get("extra") == "forbid":
             lines += ["Every other field is refused.", ""]
     lines += ["## Objects", ""]
     for name, schema in sorted(objects.items()):
         lines += [f"### {name}", "", *_table(schema, (), {})]
     return "\n".join([*lines, *_refused(bodies)]).rstrip() + "\n"
+
+
+def _elsewhere(kind: type[BaseModel]) -> list[str]:
+    """List the fields of other routes that this body refuses, by what to use instead."""
+    names_of: dict[str, list[str]] = {}
+    for name, instead in sorted(_elsewhere_of(kind).items()):
+        names_of.setdefault(instead, []).append(f"`{name}`")
+    rows = [f"| {', '.join(names)} | {instead} |" for instead, names in sorted(names_of.items())]
+    return ["| refused here | instead |", "|---|---|", *rows] if rows else []
 
 
 def _link(title: str) -> str:
@@ -152,7 +163,7 @@ def _refused(bodies: Mapping[str, type[BaseModel]]) -> Iterator[str]:
         "",
     )
     yield from _refusals(
-        (name, refusal, [path for path, kind in bodies.items() if name in kind.model_fields])
+        (name, refusal, [path for path, kind in bodies.items() if _takes(kind, name)])
         for name, refusal in sorted(REFUSED.items())
     )
     yield from ("Within objects:", "")
@@ -163,6 +174,14 @@ def _refused(bodies: Mapping[str, type[BaseModel]]) -> Iterator[str]:
     )
     names = " and ".join(f"`{name}`" for name in sorted(ONLY_KNOWN))
     yield f"In {names} every field that is not listed is refused."
+
+
+def _takes(kind: type[BaseModel], name: str) -> bool:
+    return name in kind.model_fields and name not in _elsewhere_of(kind)
+
+
+def _elsewhere_of(kind: type[BaseModel]) -> Mapping[str, str]:
+    return kind.elsewhere() if issubclass(kind, RequestBody) else {}
 
 
 def _refusals(rows: Iterable[tuple[str, Refusal, Sequence[str]]]) -> Iterator[str]:

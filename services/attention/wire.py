@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Literal
 
+import numpy as np
+
 from moesaic.engine.brownout import BrownoutLoad
 from moesaic.engine.sequences.grammar import Grammar, GrammarCompiler
 from moesaic.engine.sequences.requests import (
@@ -14,6 +16,8 @@ from moesaic.engine.sequences.requests import (
     FailureEvent,
     FinishEvent,
     GenerationTask,
+    PooledEvent,
+    Pooling,
     ProgressEvent,
     PromptEvent,
     Request,
@@ -29,6 +33,7 @@ from moesaic.fairness import Claim
 from moesaic.v1 import attention_pb2 as pb
 
 _REASONS = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
+_POOLINGS: dict[int, Pooling] = {pb.POOLING_LAST: "last", pb.POOLING_MEAN: "mean"}
 MAX_TOP_LOGPROBS = 20
 
 
@@ -51,6 +56,12 @@ def decode_submit(
             raise InvalidInput("labels", f"token ids must be below {vocab_size}")
         stored = submit.scoring.store_kv if submit.scoring.HasField("store_kv") else None
         task = ScoringTask(candidates, stored)
+    elif submit.WhichOneof("work") == "embedding":
+        pooling = _POOLINGS.get(submit.embedding.pooling)
+        if pooling is None:
+            raise InvalidInput("pooling", f"must be one of {', '.join(_POOLINGS.values())}")
+        stored = submit.embedding.store_kv if submit.embedding.HasField("store_kv") else None
+        task = ScoringTask((), stored, pooling)
     elif submit.WhichOneof("work") == "generation":
         named = {
             "stop_token_ids": submit.generation.stop_token_ids,
@@ -65,7 +76,7 @@ def decode_submit(
                 raise InvalidInput(field, f"token ids must be below {vocab_size}")
         task = _decode_generation(submit.generation, len(tokens), eos_token_ids)
     else:
-        raise InvalidInput("work", "must be generation or scoring")
+        raise InvalidInput("work", "must be generation, scoring or embedding")
     key = RequestKey(submit.request_id, submit.attempt, stream)
     return Request(
         key,
@@ -206,6 +217,8 @@ def encode_event(event: Event) -> pb.ExecuteResponse:
         response.progress.computed_tokens = event.computed_tokens
     elif isinstance(event, ScoreEvent):
         response.scores.logprobs.extend(event.logprobs)
+    elif isinstance(event, PooledEvent):
+        response.pooled.values = np.asarray(event.values, "<f4").tobytes()
     elif isinstance(event, FinishEvent):
         response.finished.CopyFrom(
             pb.Finished(

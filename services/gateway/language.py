@@ -100,6 +100,8 @@ class Language:
         self.wording = _wording(serving)
         self.classify_methods = _classify_methods(serving)
         self.tokenizer_info = _tokenizer_info(directory)
+        # Sizes that vectors of hidden states may be cut to.
+        self.dimensions = _dimensions(directory, self.config.hidden_size)
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="language")
         self._thread_of_huge = ThreadPoolExecutor(1, thread_name_prefix="language-huge")
         self._threads_of_short = ThreadPoolExecutor(
@@ -179,7 +181,7 @@ class Language:
             yield
         except TextTooLong as error:
             fix = (
-                f"this model's context is {self.max_tokens} tokens; the text"
+                f"this model's maximum context length is {self.max_tokens} tokens; the text"
                 f"{f' made of it and {beside}' if beside else ''} has {error.size}, "
                 f"and {error.most} tokens are the most"
             )
@@ -356,6 +358,14 @@ def _tokenizer_info(directory: Path) -> dict[str, Any]:
         if not name.endswith("_token")
     }
     return info | template_info(directory) | read_special_tokens(directory, of_class=False)
+
+
+def _dimensions(directory: Path, hidden_size: int) -> Collection[int]:
+    """Read to which sizes a model's vectors may be cut; it was trained for these."""
+    config = read_json(directory / "config.json")
+    if sizes := config.get("matryoshka_dimensions"):
+        return {*sizes, hidden_size}
+    return range(1, hidden_size + 1) if config.get("is_matryoshka") else (hidden_size,)
 
 
 def _serving(directory: Path) -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """Commands from outside and events back: what is refused before an engine sees it, what is kept."""
 
+import struct
 from typing import Any
 
 import pytest
 
-from moesaic.engine.sequences.requests import FinishEvent, RequestKey, ScoringTask
+from moesaic.engine.sequences.requests import FinishEvent, PooledEvent, RequestKey, ScoringTask
 from moesaic.errors import InvalidInput
 from moesaic.services.attention.wire import decode_submit, encode_event
 from moesaic.v1 import attention_pb2 as pb
@@ -92,3 +93,18 @@ def test_a_scoring_that_does_not_say_whether_to_store_kv_leaves_it_open(
     request = decode_submit(pb.Submit(token_ids=[5], scoring=scoring), 1, 160, (2,))
 
     assert request.task == ScoringTask(((3,),), store_kv)
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_a_prompt_to_pool_and_its_vector_survive_the_wire(pooling: Any) -> None:
+    work = pb.Embedding(pooling=f"POOLING_{pooling.upper()}", store_kv=True)
+    request = decode_submit(pb.Submit(token_ids=[1, 2], embedding=work), 0, 10, ())
+    told = encode_event(PooledEvent(request.key, (1.5, -0.25)))
+
+    assert request.task == ScoringTask((), True, pooling)
+    assert struct.unpack("<2f", told.pooled.values) == (1.5, -0.25)
+
+
+def test_an_unknown_way_to_pool_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="last, mean"):
+        decode_submit(pb.Submit(token_ids=[1], embedding=pb.Embedding()), 0, 10, ())

@@ -1,4 +1,4 @@
-"""``instructor`` against a real suite: objects by calls and by schemas, whole and growing."""
+"""``instructor`` against a real suite: objects by calls, whole and growing."""
 
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ class Verdict(pydantic.BaseModel):
     urgent: bool
 
 
-@pytest.mark.parametrize("mode", ["TOOLS", "TOOLS_STRICT", "JSON_SCHEMA", "RESPONSES_TOOLS"])
+@pytest.mark.parametrize("mode", ["TOOLS", "TOOLS_STRICT", "RESPONSES_TOOLS"])
 def test_an_object_of_the_class_comes_back(suite: Suite, mode: str) -> None:
     with openai.OpenAI(base_url=f"{suite.url}/v1", api_key="none") as caller:
         client = instructor.from_openai(caller, mode=instructor.Mode[mode])

@@ -79,6 +79,8 @@ def test_a_batch_has_the_answers_of_its_parts(chat_of: Chat) -> None:
     assert [answer.text for answer in answers] == [chat.invoke(q).text for q in questions]
 
 
+# LangChain keeps one connection for all models of an address, and it belongs to one loop.
+@pytest.mark.asyncio(loop_scope="module")
 async def test_the_asynchronous_calls_work(chat_of: Chat) -> None:
     chat = chat_of(16)
     pieces = [chunk.text async for chunk in chat.astream(QUESTION)]

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import httpx
+import numpy as np
 import pytest
 import tokenizers
 import uvloop
@@ -376,6 +377,19 @@ class Scripts:
 
         return script
 
+    @staticmethod
+    def pools(*vectors: Sequence[float]) -> Script:
+        """One vector a request, in their order."""
+        left = iter(vectors)
+
+        async def script(submit: pb.Submit, emit: Emit) -> None:
+            emit(pooled=pb.Pooled(values=np.asarray(next(left), "<f4").tobytes()))
+            count = len(submit.token_ids)
+            reason = pb.FINISH_REASON_STOP
+            emit(finished=pb.Finished(reason=reason, prompt_tokens=count, cached_tokens=2))
+
+        return script
+
     def fails(self, **failure: Any) -> Script:
         async def script(submit: pb.Submit, emit: Emit) -> None:
             emit(failure=pb.Failure(**failure))
@@ -384,8 +398,11 @@ class Scripts:
 
     @staticmethod
     async def anything(submit: pb.Submit, emit: Emit) -> None:
-        """Answer anything at once: with one token, or with scores."""
-        if submit.HasField("scoring"):
+        """Answer anything at once: with one token, with scores, or with a vector."""
+        if submit.HasField("embedding"):
+            values = np.ones(CONFIG["hidden_size"], "<f4").tobytes()
+            emit(pooled=pb.Pooled(values=values))
+        elif submit.HasField("scoring"):
             emit(scores=pb.Scores(logprobs=[-1.0] * len(submit.scoring.candidates)))
         else:
             emit(tokens=pb.Tokens(token_ids=[5]))

@@ -116,5 +116,5 @@ async def test_a_template_that_is_not_rendered_holds_nobody_else(open_house, lan
 def test_a_shorter_context_refuses_longer_texts(directory: Path) -> None:
     language = Language(directory, max_model_len=20)
     assert language.max_tokens == 20
-    with pytest.raises(InvalidInput, match="context is 20 tokens"):
+    with pytest.raises(InvalidInput, match="this model's maximum context length is 20 tokens"):
         language.encode_prompt("a long story about rain " * 20, "prompt", add_special_tokens=True)

@@ -14,6 +14,7 @@ BEHIND = {
     "tests/native/": "tests.native.sanitized",
     "protos/": "moesaic.v1",
     "docs/": "tests.deploy.test_docs",
+    "mkdocs.yml": "tests.deploy.test_docs",
     "deploy/": "tests.deploy.test_files",
     "compose": "tests.deploy.test_files",
     "README.md": "tests.deploy.test_docs",

@@ -24,6 +24,7 @@ from moesaic.engine.sequences.requests import (
     Event,
     FailureEvent,
     FinishEvent,
+    PooledEvent,
     Request,
     RequestKey,
     ScoreEvent,
@@ -191,7 +192,7 @@ class BrownoutControl(Observer):
         """Measure latencies, and forget requests that ended."""
         now_s = self.clock()
         for event in events:
-            if isinstance(event, TokenEvent | ScoreEvent):
+            if isinstance(event, TokenEvent | ScoreEvent | PooledEvent):
                 timing = self._timings.get(event.key)
                 if timing is not None and timing.began:
                     self._note(timing, now_s)

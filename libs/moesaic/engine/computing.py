@@ -24,7 +24,7 @@ from moesaic.models.layers.step_batch import StepBatch
 from moesaic.models.layers.sweep_area import SweepArea
 from moesaic.prefix.blocks import BLOCK_SIZE
 
-Logits = Iterable[tuple[list[Chunk], Tensor]]  # see ``Computed.logits``
+Wanted = Iterable[tuple[list[Chunk], Tensor]]  # see ``Computed.wanted``
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,9 @@ class Computed:
         waits: for experts in other processes.
         took_s: to compute it.
         placed_in: see ``Step.placed_in``.
-        logits: float32 ``[R, V]``, of the wanted rows of some chunks, beside these chunks. Those of a
-            sweep are many, so each are made when they are asked for.
+        wanted: of the wanted rows of some chunks, beside these chunks: float32 logits ``[R, V]``, or
+            outputs of the final norm ``[R, H]`` of chunks that pool. Those of a sweep are many, so each
+            are made when they are asked for.
     """
 
     epoch: int
@@ -48,7 +49,7 @@ class Computed:
     waits: ExpertWaits
     took_s: float
     placed_in: str
-    logits: Logits
+    wanted: Wanted
 
 
 class StepComputer:
@@ -89,46 +90,59 @@ class StepComputer:
         self._take_waits()
         started_s = time.monotonic()
         if isinstance(planned, Slice):
-            counts, logits = await self._compute_slice(step, planned)
+            counts, wanted = await self._compute_slice(step, planned)
         else:
-            counts, logits = await self._compute_step(step, planned)
+            counts, wanted = await self._compute_step(step, planned)
         took_s = time.monotonic() - started_s
         waits = self._take_waits()
         return Computed(
-            step.epoch, step.substitution, counts, waits, took_s, step.placed_in, logits
+            step.epoch, step.substitution, counts, waits, took_s, step.placed_in, wanted
         )
 
-    async def _compute_step(self, step: Step, planned: PlannedStep) -> tuple[ChoiceCounts, Logits]:
+    async def _compute_step(self, step: Step, planned: PlannedStep) -> tuple[ChoiceCounts, Wanted]:
         self._cache.copy_blocks(planned.copies)
+        pools = any(chunk.pools for chunk in planned.chunks)
         logits: Tensor | None = None
-        if self._shortcut is not None and self.tracer is None:
+        # Shortcuts give logits only.
+        if self._shortcut is not None and self.tracer is None and not pools:
             parts = split_evenly(planned.chunks, self._shortcut.num_parts(planned.num_rows))
             batches = [self._to_batch(step, part) for part in parts]
             logits = await self._shortcut.forward(step, batches)
         # What rows were promised so far counts for nothing.
+        wanted: Wanted = [(planned.chunks, logits)] if logits is not None else ()
         if logits is None:
             batches = [self._to_batch(step, planned.chunks)]
-            logits = await self._forward(batches[0], self._moe_of(step, batches[0]))
-        return self._promises.count(planned.chunks, batches), [(planned.chunks, logits)]
+            hidden = await self._forward(batches[0], self._moe_of(step, batches[0]))
+            wanted = list(self._read(planned.chunks, hidden))
+        return self._promises.count(planned.chunks, batches), wanted
+
+    def _read(self, chunks: list[Chunk], hidden: Tensor) -> Iterator[tuple[list[Chunk], Tensor]]:
+        """Read the wanted rows of some chunks, ``[R, H]``: logits, then what is pooled."""
+        pools = [chunk.pools for chunk in chunks for _ in range(chunk.wanted)]
+        for pooled, read in ((False, self._decoder.logits), (True, self._decoder.normed)):
+            some = [chunk for chunk in chunks if chunk.pools == pooled]
+            if some:
+                rows = hidden if len(some) == len(chunks) else hidden[_where(pools, pooled)]
+                yield some, read(rows)
 
     async def _forward(self, batch: StepBatch, moe: MoELayer) -> Tensor:
         if self.tracer is not None:
             # The same rows in every layer.
             moe = self.tracer.watching(batch.sequence_rows, moe)
-            return await self._decoder.forward(batch, self._cache, moe, every_row=True)
-        return await self._decoder.forward(batch, self._cache, moe)
+            return await self._decoder.hidden(batch, self._cache, moe, every_row=True)
+        return await self._decoder.hidden(batch, self._cache, moe)
 
-    async def _compute_slice(self, step: Step, piece: Slice) -> tuple[ChoiceCounts, Logits]:
+    async def _compute_slice(self, step: Step, piece: Slice) -> tuple[ChoiceCounts, Wanted]:
         counts = ChoiceCounts()
         if piece.chunks:
             batch = self._to_batch(step, piece.chunks, piece.users)
             await self._area.compute(piece.layer, batch, self._moe_of(step, batch))
             counts = self._promises.count_layer(piece.layer, piece.chunks, piece.users, batch)
         is_last = not piece.left and piece.layer == self._decoder.config.num_layers - 1
-        return counts, self._logits_of(piece.sweep) if is_last else ()
+        return counts, self._wanted_of(piece.sweep) if is_last else ()
 
-    def _logits_of(self, sweep: Sweep) -> Iterator[tuple[list[Chunk], Tensor]]:
-        """Compute the logits of a sweep that has passed all layers, as many at a time as a step may have."""
+    def _wanted_of(self, sweep: Sweep) -> Iterator[tuple[list[Chunk], Tensor]]:
+        """Read the wanted rows of a sweep that has passed all layers, as many at a time as a step may have."""
         chunks = sweep.wanted
         while chunks:
             at_once = [chunks.pop(0)]
@@ -137,7 +151,7 @@ class StepComputer:
                 wanted += chunks[0].wanted
                 at_once.append(chunks.pop(0))
             rows = [row for chunk in at_once for row in _wanted_rows(chunk)]
-            yield at_once, self._area.logits(rows)
+            yield from self._read(at_once, self._area.hidden(rows))
 
     def _take_waits(self) -> ExpertWaits:
         return NOTHING if self._waiting is None else self._waiting.waits.take()
@@ -163,6 +177,10 @@ class StepComputer:
             wanted=[chunk.wanted for chunk in chunks],
             promised=self._promises.promise(step, self.thresholds, chunks, users),
         )
+
+
+def _where(pools: list[bool], pooled: bool) -> list[int]:
+    return [row for row, told in enumerate(pools) if told == pooled]
 
 
 def _wanted_rows(chunk: Chunk) -> list[int]:

@@ -19,6 +19,7 @@ from moesaic.engine.sequences.requests import (
     FailureEvent,
     FinishEvent,
     GenerationTask,
+    PooledEvent,
     Request,
     RequestKey,
     ScoreEvent,
@@ -154,7 +155,7 @@ class StepLedger(Observer):
         """Measure latencies. A request that fails has missed its targets."""
         now_s = self.clock()
         for event in events:
-            if isinstance(event, TokenEvent | ScoreEvent):
+            if isinstance(event, TokenEvent | ScoreEvent | PooledEvent):
                 found = self._open.get(event.key)
                 if found is not None:
                     found.first_s = found.first_s or now_s

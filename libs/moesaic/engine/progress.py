@@ -9,6 +9,7 @@ from moesaic.engine.sequences.requests import (
     FailureEvent,
     FinishEvent,
     FinishReason,
+    PooledEvent,
     ProgressEvent,
     ScoreEvent,
     TokenEvent,
@@ -53,8 +54,8 @@ class Progress:
                 sequence.stalled_since_s = None
         if isinstance(planned, Slice):
             self._advance_sweep(planned, computed, events)
-        for chunks, logits in computed.logits:
-            self._advance_chunks(chunks, logits, live, computed.epoch, events)
+        for chunks, rows in computed.wanted:
+            self._advance_chunks(chunks, rows, live, computed.epoch, events)
 
     def _advance_sweep(self, piece: Slice, computed: Computed, events: list[Event]) -> None:
         for sequence in piece.sweep.sequences:
@@ -72,7 +73,9 @@ class Progress:
             first, offset = offset, offset + chunk.wanted
             if id(chunk.sequence) not in live:
                 continue
-            if isinstance(chunk.sequence, ScoringSequence):
+            if chunk.pools and isinstance(chunk.sequence, ScoringSequence):
+                self._advance_pooling(chunk.sequence, chunk, logits[first:offset], epoch, events)
+            elif isinstance(chunk.sequence, ScoringSequence):
                 self._advance_scoring(chunk.sequence, chunk, logits[first:offset], epoch, events)
             elif self._advance_prompt(chunk.sequence, chunk, logits, first, events):
                 generations.append(chunk.sequence)
@@ -173,6 +176,24 @@ class Progress:
         if not sequence.pending:
             events.append(ScoreEvent(sequence.request.key, tuple(sequence.logprobs)))
             self._finish(sequence, "stop", events)
+
+    def _advance_pooling(
+        self, sequence: ScoringSequence, chunk: Chunk, rows: Tensor, epoch: int, events: list[Event]
+    ) -> None:
+        self._batcher.commit(chunk)
+        if len(rows):
+            added = rows.sum(dim=0)
+            sequence.pooled = added if sequence.pooled is None else sequence.pooled + added
+        key, num_tokens = sequence.request.key, len(sequence.tokens)
+        if chunk.start + len(chunk.token_ids) < num_tokens:
+            events.append(ProgressEvent(key, sequence.computed))
+            return
+        # The last row was wanted.
+        assert sequence.pooled is not None
+        count = num_tokens if sequence.task.pooling == "mean" else 1
+        count_epoch(sequence.epochs, epoch, 1)
+        events.append(PooledEvent(key, tuple((sequence.pooled / count).tolist())))
+        self._finish(sequence, "stop", events)
 
     def _finish(
         self,

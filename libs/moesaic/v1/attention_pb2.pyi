@@ -19,6 +19,27 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _Pooling:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PoolingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Pooling.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    POOLING_UNSPECIFIED: _Pooling.ValueType  # 0
+    POOLING_LAST: _Pooling.ValueType  # 1
+    """that of the last token"""
+    POOLING_MEAN: _Pooling.ValueType  # 2
+    """the mean of those of all tokens"""
+
+class Pooling(_Pooling, metaclass=_PoolingEnumTypeWrapper): ...
+
+POOLING_UNSPECIFIED: Pooling.ValueType  # 0
+POOLING_LAST: Pooling.ValueType  # 1
+"""that of the last token"""
+POOLING_MEAN: Pooling.ValueType  # 2
+"""the mean of those of all tokens"""
+Global___Pooling: _TypeAlias = Pooling  # noqa: Y015
+
 class _FinishReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -93,6 +114,7 @@ class Submit(_message.Message):
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     SCORING_FIELD_NUMBER: _builtins.int
+    EMBEDDING_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     MIN_THRESHOLD_FIELD_NUMBER: _builtins.int
@@ -124,6 +146,8 @@ class Submit(_message.Message):
     def generation(self) -> Global___Generation: ...
     @_builtins.property
     def scoring(self) -> Global___Scoring: ...
+    @_builtins.property
+    def embedding(self) -> Global___Embedding: ...
     def __init__(
         self,
         *,
@@ -133,6 +157,7 @@ class Submit(_message.Message):
         deadline_ms: _builtins.int = ...,
         generation: Global___Generation | None = ...,
         scoring: Global___Scoring | None = ...,
+        embedding: Global___Embedding | None = ...,
         priority: _builtins.int = ...,
         cache_salt: _builtins.str = ...,
         min_threshold: _builtins.float = ...,
@@ -140,11 +165,11 @@ class Submit(_message.Message):
         part_of: _builtins.str = ...,
         traceparent: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "scoring", b"scoring", "work", b"work"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding", "generation", b"generation", "scoring", b"scoring", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cache_salt", b"cache_salt", "deadline_ms", b"deadline_ms", "generation", b"generation", "min_threshold", b"min_threshold", "part_of", b"part_of", "priority", b"priority", "request_id", b"request_id", "scoring", b"scoring", "tenant", b"tenant", "token_ids", b"token_ids", "traceparent", b"traceparent", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cache_salt", b"cache_salt", "deadline_ms", b"deadline_ms", "embedding", b"embedding", "generation", b"generation", "min_threshold", b"min_threshold", "part_of", b"part_of", "priority", b"priority", "request_id", b"request_id", "scoring", b"scoring", "tenant", b"tenant", "token_ids", b"token_ids", "traceparent", b"traceparent", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["generation", "scoring"]  # noqa: Y015
+    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["generation", "scoring", "embedding"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_work) -> _WhichOneofReturnType_work | None: ...
 
@@ -388,6 +413,33 @@ class Scoring(_message.Message):
 Global___Scoring: _TypeAlias = Scoring  # noqa: Y015
 
 @_typing.final
+class Embedding(_message.Message):
+    """The prompt as one vector, made of the outputs of the final norm. The output head is not computed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOLING_FIELD_NUMBER: _builtins.int
+    STORE_KV_FIELD_NUMBER: _builtins.int
+    pooling: Global___Pooling.ValueType
+    store_kv: _builtins.bool
+    """as for scoring; a mean always stores, and looks for none"""
+    def __init__(
+        self,
+        *,
+        pooling: Global___Pooling.ValueType = ...,
+        store_kv: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_store_kv", b"_store_kv", "store_kv", b"store_kv"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_store_kv", b"_store_kv", "pooling", b"pooling", "store_kv", b"store_kv"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__store_kv: _TypeAlias = _typing.Literal["store_kv"]  # noqa: Y015
+    _WhichOneofArgType__store_kv: _TypeAlias = _typing.Literal["_store_kv", b"_store_kv"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__store_kv) -> _WhichOneofReturnType__store_kv | None: ...
+
+Global___Embedding: _TypeAlias = Embedding  # noqa: Y015
+
+@_typing.final
 class Candidate(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -444,6 +496,7 @@ class ExecuteResponse(_message.Message):
     BLOCK_SNAPSHOT_FIELD_NUMBER: _builtins.int
     BLOCK_CHANGES_FIELD_NUMBER: _builtins.int
     OTHERS_WORK_FIELD_NUMBER: _builtins.int
+    POOLED_FIELD_NUMBER: _builtins.int
     TOGETHER_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
@@ -472,6 +525,8 @@ class ExecuteResponse(_message.Message):
     @_builtins.property
     def others_work(self) -> Global___OthersWork: ...
     @_builtins.property
+    def pooled(self) -> Global___Pooled: ...
+    @_builtins.property
     def together(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExecuteResponse]:
         """Instead of all the above: several of them that were there at once, in order, each for itself."""
 
@@ -489,13 +544,14 @@ class ExecuteResponse(_message.Message):
         block_snapshot: Global___BlockSnapshot | None = ...,
         block_changes: Global___BlockChanges | None = ...,
         others_work: Global___OthersWork | None = ...,
+        pooled: Global___Pooled | None = ...,
         together: _abc.Iterable[Global___ExecuteResponse] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["block_changes", b"block_changes", "block_snapshot", b"block_snapshot", "event", b"event", "failure", b"failure", "finished", b"finished", "others_work", b"others_work", "progress", b"progress", "prompt_logprobs", b"prompt_logprobs", "scores", b"scores", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["block_changes", b"block_changes", "block_snapshot", b"block_snapshot", "event", b"event", "failure", b"failure", "finished", b"finished", "others_work", b"others_work", "pooled", b"pooled", "progress", b"progress", "prompt_logprobs", b"prompt_logprobs", "scores", b"scores", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_changes", b"block_changes", "block_snapshot", b"block_snapshot", "event", b"event", "failure", b"failure", "finished", b"finished", "others_work", b"others_work", "progress", b"progress", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "scores", b"scores", "together", b"together", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_changes", b"block_changes", "block_snapshot", b"block_snapshot", "event", b"event", "failure", b"failure", "finished", b"finished", "others_work", b"others_work", "pooled", b"pooled", "progress", b"progress", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "scores", b"scores", "together", b"together", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["tokens", "scores", "finished", "failure", "prompt_logprobs", "progress", "block_snapshot", "block_changes", "others_work"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["tokens", "scores", "finished", "failure", "prompt_logprobs", "progress", "block_snapshot", "block_changes", "others_work", "pooled"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -774,6 +830,26 @@ class Scores(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Scores: _TypeAlias = Scores  # noqa: Y015
+
+@_typing.final
+class Pooled(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUES_FIELD_NUMBER: _builtins.int
+    values: _builtins.bytes
+    """float32, little-endian; as many as the model's hidden states have"""
+    def __init__(
+        self,
+        *,
+        values: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Pooled: _TypeAlias = Pooled  # noqa: Y015
 
 @_typing.final
 class Finished(_message.Message):

@@ -4,6 +4,7 @@ Fields that say where to keep a prefix, or when to send arguments, are taken and
 shared, and arguments are always sent as they come.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -27,7 +28,7 @@ _UNUSED = Field(None, description="changes nothing")
 class AnthropicText(BodyPart):
     """A block of text: of ``system``, or of a tool's result."""
 
-    type: str
+    type: str = Field(description="text; others are refused")
     text: str | None = None
     cache_control: Any | None = _UNUSED
     citations: Any | None = _UNUSED
@@ -36,12 +37,17 @@ class AnthropicText(BodyPart):
 class AnthropicBlock(AnthropicText):
     """A block of a message; its type says which fields it needs."""
 
+    type: str = Field(
+        description="text, tool_use, tool_result, thinking, redacted_thinking; others are refused"
+    )
     id: str | None = Field(None, min_length=1, max_length=256, description="of tool_use")
     name: str | None = Field(None, min_length=1, max_length=256, description="of tool_use")
     input: dict[str, Any] | None = Field(None, description="of tool_use")
     tool_use_id: str | None = Field(None, max_length=256, description="of tool_result")
     content: str | list[AnthropicText] | None = Field(None, description="of tool_result")
-    is_error: bool | None = Field(None, description="of tool_result; no chat template tells it")
+    is_error: bool | None = Field(
+        None, description="of tool_result; ignored, since no chat template tells it"
+    )
     thinking: str | None = Field(None, description="of thinking")
     signature: Any | None = Field(None, description="of thinking; not checked")
     data: Any | None = Field(None, description="of redacted_thinking, which is left out")
@@ -58,7 +64,7 @@ class AnthropicMessage(BodyPart):
 class AnthropicTool(BodyPart):
     """A tool that the client runs."""
 
-    type: str | None = Field(None, description="custom, as without the field")
+    type: str | None = Field(None, description="custom, as without the field; others are refused")
     name: FunctionName
     description: str | None = None
     input_schema: ObjectSchema
@@ -104,7 +110,7 @@ class AnthropicThinking(BodyPart):
     """Reasoning before the answer."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = Field(None, ge=LEAST_BUDGET, description="not enforced")
+    budget_tokens: int | None = Field(None, ge=LEAST_BUDGET, description="ignored")
     display: Literal["summarized", "omitted"] | None = Field(
         None, description="omitted: thinking blocks are empty"
     )
@@ -173,13 +179,19 @@ class MessagesWire(InferenceWire, AnthropicFields):
             raise ValueError(f"must be more than thinking.budget_tokens ({budget})")
         return max_tokens
 
+    @classmethod
+    def elsewhere(cls) -> Mapping[str, str]:
+        """Fields that only a chat has, and that would change its answer."""
+        names = ChatWire.model_fields.keys() - cls.model_fields.keys()
+        return {name: "stop_sequences" if name == "stop" else "" for name in sorted(names)}
+
     @property
     def chat_fields(self) -> list[str]:
-        """Names of fields that only a chat has, and that would change its answer."""
+        """Names of the fields of a chat that this body has."""
         known = ChatWire.model_fields
         return [
             name
             for name, value in (self.model_extra or {}).items()
-            if name in known
+            if name in self.elsewhere()
             and value not in (None, known[name].get_default(call_default_factory=True))
         ]

@@ -9,7 +9,7 @@ have, one is looked at. Between two items that are objects the event loop gets t
 
 import json
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 from typing import Annotated, Any, Literal, cast
 
@@ -180,6 +180,11 @@ class RequestBody(BodyPart):
     model_config = ConfigDict(protected_namespaces=(), json_schema_extra=_allow_null)
 
     model: str | None = Field(None, description="name of the served model")
+
+    @classmethod
+    def elsewhere(cls) -> Mapping[str, str]:
+        """Fields of other routes that this one refuses, each with the one to use instead, if there is one."""
+        return {}
 
 
 class Extension(BodyPart):

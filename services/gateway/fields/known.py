@@ -53,7 +53,9 @@ _OF_OTHER_ROUTES = {
 _VLLM = {
     "chat_template": _refusal(),
     "documents": _refusal("chat_template_kwargs", []),
+    "embed_dtype": _refusal("", "float32"),
     "ec_transfer_params": _refusal(),
+    "endianness": _refusal("", "native", "little"),
     "guided_json_object": _refusal("response_format", False),
     "guided_whitespace_pattern": _refusal(),
     "kv_transfer_params": _refusal(),
@@ -70,6 +72,7 @@ _VLLM = {
     "structural_tag": _refusal("structured_outputs"),
     "thinking_token_budget": _refusal(),
     "truncate_prompt_tokens": _refusal(),
+    "truncation_side": _refusal("", "left"),
     "use_activation": _refusal("", True),
     "use_beam_search": _refusal("", False),
     "vllm_xargs": _refusal("", {}),

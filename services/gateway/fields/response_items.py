@@ -45,7 +45,8 @@ class ItemWire(BodyPart):
     type: str | None = Field(
         None,
         max_length=64,
-        description="message, function_call, function_call_output, reasoning, or item_reference",
+        description="message, function_call, function_call_output, reasoning, or item_reference; "
+        "others are refused",
     )
     id: str | None = Field(None, max_length=128)
     status: str | None = Field(None, max_length=32)

@@ -1,7 +1,7 @@
 """Body of ``/v1/responses``, and the chat that it asks for."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -99,6 +99,11 @@ class ResponsesWire(GenerationWire, ChoiceFields):
     def wants_logprobs(self) -> bool:
         """True if the answer tells log-probabilities."""
         return LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
+
+    @classmethod
+    def elsewhere(cls) -> Mapping[str, str]:
+        """Fields of chats and completions that have no place here."""
+        return _ELSEWHERE
 
     def objection(self) -> InvalidInput | None:
         """Find a field that has a value, but no place here."""

@@ -58,8 +58,10 @@ def chat_of(body: AnthropicFields, language: Language) -> TranslatedChat:
 
 def _generation(body: MessagesWire) -> dict[str, Any]:
     for name in body.chat_fields:
-        instead = "use stop_sequences" if name == "stop" else "leave it out"
-        fix = f"is a field of /v1/chat/completions: {instead}"
+        instead = body.elsewhere()[name]
+        fix = (
+            f"is a field of /v1/chat/completions: {f'use {instead}' if instead else 'leave it out'}"
+        )
         raise InvalidInput(name[:100], fix, code="unsupported_parameter")
     same = (*InferenceWire.model_fields, "max_tokens", "temperature", "top_p", "top_k")
     fields = {name: getattr(body, name) for name in same}

@@ -222,7 +222,8 @@ class AnswerLimits:
         if not prompt:
             raise InvalidInput(field, "must not be empty")
         room = self.max_model_tokens - len(prompt)
-        fits = f"prompt and answer together may have {self.max_model_tokens} tokens"
+        # LiteLLM and others know by OpenAI's words that a context is too small.
+        fits = f"this model's maximum context length is {self.max_model_tokens} tokens, with the answer"
         if room < (1 if self.max_tokens is None else min(1, self.max_tokens)):
             fix = f"{fits}; the prompt has {len(prompt)}: shorten it"
             raise InvalidInput(field, fix, code="context_length_exceeded")

@@ -8,7 +8,7 @@ import math
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -26,8 +26,8 @@ from moesaic.services.gateway.replies.accounts import (
     provenance_of,
     usage_of,
 )
-from moesaic.services.gateway.workers.run import RequestTerms, Run, WorkFailed
-from moesaic.v1.attention_pb2 import Candidate, Finished, Generation, Scores, Scoring
+from moesaic.services.gateway.workers.run import RequestTerms, Run, Work, WorkFailed
+from moesaic.v1.attention_pb2 import Candidate, Finished, Pooled, Scores, Scoring
 
 MAX_READS = 4096  # of one request
 # Of all its prompts: siblings repeat their prefix, so a small body can ask for many.
@@ -66,17 +66,35 @@ async def read_out(
         TenantLimited: the tenant may not have so many tokens now.
         MoesaicError: a read cannot be done.
     """
-    record, runs = admitted.record, _runs(families, admitted.terms)
+    runs = _runs(families, admitted.terms)
+    scores: dict[int, list[float]] = {}
+
+    def take(i: int, event: Scores | Pooled) -> None:
+        assert isinstance(event, Scores)
+        scores[i] = _checked(list(event.logprobs), runs[i].work)
+
+    usage, provenance = await carry_out(admitted, runs, field, take)
+    told = (scores[i] if i in scores else _checked([], run.work) for i, run in enumerate(runs))
+    logprobs = [[next(told) for _ in family] for family in families]
+    return Readout(logprobs, usage, provenance)
+
+
+async def carry_out(
+    admitted: Admitted[InferenceWire],
+    runs: Sequence[Run],
+    field: str,
+    take: Callable[[int, Scores | Pooled], None],
+) -> tuple[Usage, Provenance]:
+    """Have prompts read; ``take`` gets what a run gave, with its index. See ``read_out`` for the rest."""
+    record, finished = admitted.record, list[Finished]()
     record.prompt_tokens = sum(len(run.prompt) for run in runs)
     record.charge_tokens(0)
-    scores: dict[int, list[float]] = {}
-    finished: list[Finished] = []
     async with admitted.execution(runs) as execution:
         try:
             while events := await execution.next_events():
                 for i, event in events:
-                    if isinstance(event, Scores):
-                        scores[i] = _checked(list(event.logprobs), runs[i].work)
+                    if isinstance(event, Scores | Pooled):
+                        take(i, event)
                     elif isinstance(event, Finished):
                         finished.append(event)
                 record.note_tokens(0)
@@ -86,9 +104,7 @@ async def read_out(
         finally:
             record.attempts = sum(run.attempt for run in runs)
     record.cached_tokens = sum(done.cached_tokens for done in finished)
-    told = (scores[i] if i in scores else _checked([], run.work) for i, run in enumerate(runs))
-    return Readout(
-        [[next(told) for _ in family] for family in families],
+    return (
         usage_of(record.prompt_tokens, 0, record.cached_tokens),
         provenance_of(finished, runs, record.cached_tokens, admitted.body.moesaic.provenance),
     )
@@ -111,10 +127,24 @@ async def read_answers(
     return told
 
 
+class Accounted(Protocol):
+    """A result with its accounts."""
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens that it took."""
+        ...
+
+    @property
+    def provenance(self) -> Provenance:
+        """Its origin."""
+        ...
+
+
 def list_reply(
     kind: type[ListReply],
     admitted: Admitted[InferenceWire],
-    told: Readout,
+    told: Accounted,
     data: list[Any],
     **others: Any,
 ) -> Response:
@@ -132,7 +162,7 @@ def list_reply(
     )
 
 
-def _checked(logprobs: list[float], work: Generation | Scoring) -> list[float]:
+def _checked(logprobs: list[float], work: Work) -> list[float]:
     """Check a worker's answer to one read.
 
     Raises:
@@ -162,12 +192,12 @@ class Bounds:
         with self._language.naming(field, beside):
             read = make()
         num_tokens = len(read.prompt)
-        room = max(0, self._context - max(map(len, read.candidates)))
+        room = max(0, self._context - max(map(len, read.candidates), default=0))
         if num_tokens > room:
             fix = (
-                f"this model's context is {self._context} tokens; the prompt made of it"
-                f"{f' and {beside}' if beside else ''} takes {num_tokens}, at most {room} leave "
-                "room for the answer"
+                f"this model's maximum context length is {self._context} tokens; the prompt made of it"
+                f"{f' and {beside}' if beside else ''} takes {num_tokens}, at most {room} "
+                f"{'leave room for the answer' if read.candidates else 'are possible'}"
             )
             raise InvalidInput(field, fix, code="context_length_exceeded")
         self._num_tokens += num_tokens

@@ -32,6 +32,7 @@ from moesaic.v1.attention_pb2 import (
     FINISH_REASON_LENGTH,
     Failure,
     Finished,
+    Pooled,
     PromptLogprobs,
     Scores,
     Submit,
@@ -57,7 +58,7 @@ MOST_BLAME = 2.0  # of one run: workers that it may end without a token, if othe
 _TRY_ELSEWHERE = {"worker_lost", "draining", "not_ready", "overloaded"}
 _NO_HOME = ("", 0)
 
-News = PromptLogprobs | Tokens | Scores | Finished  # of a run
+News = PromptLogprobs | Tokens | Scores | Pooled | Finished  # of a run
 
 
 def num_sent_at_first(num_runs: int, places: Places) -> int:
@@ -343,7 +344,7 @@ class Execution:
             run.finish(event)
             self._end(run)
             return event
-        if isinstance(event, Scores):
+        if isinstance(event, Scores | Pooled):
             return event
         error = WorkFailed(event) if isinstance(event, Failure) else event
         if isinstance(error, NotReady) and run.placed_at is None:

@@ -17,6 +17,7 @@ from moesaic.services.gateway.settings import GatewaySettings
 from moesaic.services.gateway.workers.run import Key, Task
 from moesaic.telemetry.metrics import series
 from moesaic.v1.attention_pb2 import (
+    POOLING_MEAN,
     BlockChanges,
     BlockSnapshot,
     EngineProfile,
@@ -226,11 +227,13 @@ class Routing:
             # Such a prompt is computed whole.
             reuses = not generation.HasField("prompt_logprobs")
         else:
-            scoring = submit.scoring
-            sibling_tokens = sum(len(c.token_ids) - 1 for c in scoring.candidates)
+            read = submit.embedding if submit.HasField("embedding") else submit.scoring
+            sibling_tokens = sum(len(c.token_ids) - 1 for c in submit.scoring.candidates)
             # As workers do by default; they are all set up alike.
             stored = not self._sweeping
-            reuses = scoring.store_kv if scoring.HasField("store_kv") else stored
+            reuses = read.store_kv if read.HasField("store_kv") else stored
+            # A mean is of all rows.
+            reuses = reuses and submit.embedding.pooling != POOLING_MEAN
         hashes: list[bytes] = []
         if reuses:
             root = self._hasher.root(submit.cache_salt)

@@ -9,9 +9,11 @@ from moesaic.errors import DeadlineExceeded, MoesaicError, PeerLost
 from moesaic.services.gateway import metrics
 from moesaic.v1.attention_pb2 import (
     Degradation,
+    Embedding,
     Failure,
     Finished,
     Generation,
+    Pooled,
     PromptLogprobs,
     Scores,
     Scoring,
@@ -20,7 +22,8 @@ from moesaic.v1.attention_pb2 import (
     Tokens,
 )
 
-Event = PromptLogprobs | Tokens | Scores | Finished | Failure | MoesaicError
+Event = PromptLogprobs | Tokens | Scores | Pooled | Finished | Failure | MoesaicError
+Work = Generation | Scoring | Embedding
 Key = tuple[str, int]  # worker id and generation: a restarted worker is another one
 
 
@@ -80,7 +83,7 @@ class RequestTerms:
     tenant: str = ""  # the owner of the turns that they use up
     cache_salt: str = ""  # only requests with the same one share computed prefixes
     min_threshold: float = 0.0  # share of choices whose own experts serve, at least; 1: exact
-    store_kv: bool | None = None  # of scorings; None: as workers do by default
+    store_kv: bool | None = None  # of prompts that are only read; None: as workers do by default
     site: str = ""  # whose workers go first; empty: any
 
 
@@ -89,7 +92,7 @@ class Run:
     """One prompt with the work on it, and the progress of that."""
 
     prompt: Sequence[int]
-    work: Generation | Scoring
+    work: Work
     terms: RequestTerms = field(default_factory=RequestTerms)
     family: int | None = None  # runs of one family share their prefix, so they go to one worker
     max_tokens: int = 0  # of an answer; all runs of a request share the rest of the work
@@ -125,10 +128,12 @@ class Run:
             tenant=self.terms.tenant,
             part_of=request_id.rpartition("-")[0],
         )
-        if isinstance(self.work, Scoring):
-            submit.scoring.CopyFrom(self.work)
+        if not isinstance(self.work, Generation):
+            is_scoring = isinstance(self.work, Scoring)
+            read: Scoring | Embedding = submit.scoring if is_scoring else submit.embedding
+            read.MergeFrom(self.work)  # type: ignore[arg-type]  # of the same kind
             if self.terms.store_kv is not None:
-                submit.scoring.store_kv = self.terms.store_kv
+                read.store_kv = self.terms.store_kv
         else:
             submit.generation.CopyFrom(self.work)
             submit.generation.max_tokens = self.max_tokens - self.start
@@ -148,7 +153,7 @@ class Run:
     @property
     def is_full(self) -> bool:
         """True if a generation has all its tokens, and the log-probabilities of its prompt if it wants them."""
-        if isinstance(self.work, Scoring) or len(self.token_ids) < self.max_tokens:
+        if not isinstance(self.work, Generation) or len(self.token_ids) < self.max_tokens:
             return False
         wants_prompt = self.work.HasField("prompt_logprobs")
         return not wants_prompt or len(self.prompt_logprobs) == len(self.prompt) - 1
@@ -207,7 +212,9 @@ class Run:
             part.rows += len(event.token_ids)
 
 
-def _size_of(work: Generation | Scoring) -> int:
+def _size_of(work: Work) -> int:
+    if isinstance(work, Embedding):
+        return 0
     if isinstance(work, Scoring):
         return sum(len(candidate.token_ids) for candidate in work.candidates)
     sampling = work.sampling

@@ -52,6 +52,11 @@ async def test_more_than_fits_is_refused_with_the_most_that_does(
     error = over.json()["error"]
     assert (error["param"], error["code"]) == (field, "context_length_exceeded")
     assert "at most 54" in error["message"]
+    # LiteLLM and others look for these words of OpenAI's.
+    for refused in (over, long):
+        assert (
+            "this model's maximum context length is 64 tokens" in refused.json()["error"]["message"]
+        )
     assert long.json()["error"]["param"] == "prompt"
 
 

@@ -51,7 +51,9 @@ def sweep(
 
     asyncio.run(layers())
     places = range(len(tokens))
-    return area.logits([table[i // BLOCK_SIZE] * BLOCK_SIZE + i % BLOCK_SIZE for i in places])
+    return served.decoder.logits(
+        area.hidden([table[i // BLOCK_SIZE] * BLOCK_SIZE + i % BLOCK_SIZE for i in places])
+    )
 
 
 @settings(max_examples=8, deadline=None)
@@ -93,7 +95,9 @@ def test_two_sweeps_at_different_layers_keep_out_of_each_others_way(served: Serv
         asyncio.run(halfway(layer))
 
     last = TABLE[-1] * BLOCK_SIZE + (NUM_TOKENS - 1) % BLOCK_SIZE
-    assert torch.equal(area.logits([last]), served.forward([(mine, 0, TABLE)])[-1:])
+    assert torch.equal(
+        served.decoder.logits(area.hidden([last])), served.forward([(mine, 0, TABLE)])[-1:]
+    )
 
 
 def test_rows_that_nobody_wants_do_not_pass_the_last_layer(served: Served) -> None:
@@ -116,7 +120,7 @@ def test_rows_that_nobody_wants_do_not_pass_the_last_layer(served: Served) -> No
     assert passed == [(i, n) for i in sparse for n in ((1, 2) if i == last else (20, 25))]
     places = [TABLE[i // BLOCK_SIZE] * BLOCK_SIZE + i % BLOCK_SIZE for i in range(NUM_TOKENS)]
     expected = served.forward([(tokens, 0, TABLE)])[-2:]
-    assert torch.equal(area.logits(places[-2:]), expected)
+    assert torch.equal(served.decoder.logits(area.hidden(places[-2:])), expected)
 
 
 def test_the_area_takes_as_many_bytes_as_its_blocks_are_said_to(served: Served) -> None:

@@ -1,5 +1,6 @@
 """Several ranks give what one gives, up to the order of sums in float32."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,6 +68,22 @@ def test_four_ranks_may_share_two_key_heads(
     four_ranks: Ranks, case: ParityCase, tmp_path: Path
 ) -> None:
     assert_like_one_rank(four_ranks, case, tmp_path)
+
+
+@pytest.mark.parametrize("case", BASES, ids=str)
+def test_outputs_of_the_final_norm_are_those_of_transformers(
+    ranks: Ranks, case: ParityCase, tmp_path: Path
+) -> None:
+    model, prompt = build_reference(case, tmp_path), prompt_of(45, seed=6)
+
+    with ranks.leading(tmp_path) as served:
+        batch = served.batch([(prompt, 0, TABLE)])
+        hidden = asyncio.run(served.decoder.hidden(batch, served.cache, served.moe))
+        found = served.decoder.normed(hidden)
+
+    with torch.no_grad():
+        expected = model(torch.tensor([prompt]), output_hidden_states=True).hidden_states[-1][0]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("case", BASES, ids=str)

@@ -8,6 +8,7 @@ from moesaic.engine.sequences.grammar import Grammar
 from moesaic.errors import MoesaicError
 
 FinishReason = Literal["stop", "length"]
+Pooling = Literal["last", "mean"]
 
 
 class RequestKey(NamedTuple):
@@ -59,11 +60,15 @@ class GenerationTask:
 
 @dataclass(frozen=True)
 class ScoringTask:
-    """A prompt, with candidate continuations whose log-probabilities are asked (MoE-Prefill section
-    3: no decode step)."""
+    """A prompt that is only read (MoE-Prefill section 3: no decode step).
 
-    candidates: tuple[tuple[int, ...], ...]
+    Asked are log-probabilities of candidate continuations; or, with ``pooling`` and no candidates, outputs of
+    the final norm: that of the last token, or the mean of all.
+    """
+
+    candidates: tuple[tuple[int, ...], ...] = ()
     store_kv: bool | None = None  # false: keep nothing; None: as the engine does by default
+    pooling: Pooling | None = None
 
 
 @dataclass(frozen=True)
@@ -160,6 +165,14 @@ class ScoreEvent:
 
 
 @dataclass(frozen=True)
+class PooledEvent:
+    """The vector of a prompt, as many numbers as hidden states have."""
+
+    key: RequestKey
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class FinishEvent:
     """The last event of a request that succeeded."""
 
@@ -182,4 +195,6 @@ class FailureEvent:
     error: MoesaicError
 
 
-Event = PromptEvent | ProgressEvent | TokenEvent | ScoreEvent | FinishEvent | FailureEvent
+Event = (
+    PromptEvent | ProgressEvent | TokenEvent | ScoreEvent | PooledEvent | FinishEvent | FailureEvent
+)

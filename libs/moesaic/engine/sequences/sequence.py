@@ -29,8 +29,13 @@ class Chunk:
     token_ids: list[int]
     start: int
     block_table: list[int]
-    wanted: int  # logits are wanted of the last ``wanted`` rows
+    wanted: int  # the last ``wanted`` rows are read: their logits, or as ``pools`` says
     candidate: int | None = None  # index of the candidate that is scored; None: rows of the prompt
+
+    @property
+    def pools(self) -> bool:
+        """True if outputs of the final norm are wanted instead of logits."""
+        return isinstance(self.sequence, ScoringSequence) and self.sequence.task.pooling is not None
 
     def split(self, count: int) -> tuple["Chunk", "Chunk"]:
         """Cut it into its first ``count`` rows and the others; both together want what it wants."""
@@ -229,6 +234,7 @@ class ScoringSequence(_Sequence):
     swept: bool = False  # stores no KV: its blocks are those of a sweep's area
     lanes: list[list[int]] = field(default_factory=list)  # blocks of siblings that run in one step
     logprobs: list[float] = field(default_factory=list)
+    pooled: "Tensor | None" = None  # float32 [H]: the sum of the rows to pool so far
     pending: list[int] = field(default_factory=list)  # longer candidates not computed yet, by index
 
     decodes = False  # see ``GenerationSequence``
@@ -292,7 +298,8 @@ class ScoringSequence(_Sequence):
         if self.computed < len(self.tokens):
             rows = list(self.tokens[self.computed : self.computed + budget])
             reaches_end = self.computed + len(rows) == len(self.tokens)
-            return [Chunk(self, rows, self.computed, self.blocks, wanted=int(reaches_end))]
+            wanted = len(rows) if self.task.pooling == "mean" else int(reaches_end)
+            return [Chunk(self, rows, self.computed, self.blocks, wanted)]
         full = self.blocks[: len(self.tokens) // BLOCK_SIZE]
         out = []
         for candidate, lane in zip(self.pending, self.lanes, strict=False):
@@ -326,7 +333,7 @@ class ScoringSequence(_Sequence):
         """Give all blocks back."""
         for lane in self.lanes:
             pool.give_back(lane)
-        self.lanes = []
+        self.lanes, self.pooled = [], None
         super().release(pool)
 
 
@@ -341,9 +348,13 @@ def rank(sequence: AnySequence) -> tuple[int, int]:
 def reusable(sequence: AnySequence) -> list[bytes]:
     """List the names of the blocks that ``sequence`` may take over from others.
 
-    Tokens whose logits are wanted must run, and the last one's always are.
+    Tokens whose rows are wanted must run, and the last one's always is.
     """
-    if isinstance(sequence, GenerationSequence) and sequence.describes_prompt:
+    if isinstance(sequence, GenerationSequence):
+        wants_all = sequence.describes_prompt
+    else:
+        wants_all = sequence.task.pooling == "mean"
+    if wants_all:
         return []
     return sequence.hashes[: (len(sequence.tokens) - 1) // BLOCK_SIZE]
 

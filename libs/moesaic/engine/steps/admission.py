@@ -43,8 +43,8 @@ class EngineLimits:
     store_scoring_kv: bool = True  # unless a request says otherwise
 
     def sweeps(self, task: GenerationTask | ScoringTask) -> bool:
-        """True if ``task`` stores no KV."""
-        if isinstance(task, GenerationTask):
+        """True if ``task`` stores no KV. A mean needs rows that others may share, so it does not sweep."""
+        if isinstance(task, GenerationTask) or task.pooling == "mean":
             return False
         return not (self.store_scoring_kv if task.store_kv is None else task.store_kv)
 
@@ -93,6 +93,8 @@ def check_request(request: Request, limits: EngineLimits, num_blocks: int) -> No
 
 
 def _longest_candidate(scoring: ScoringTask, limits: EngineLimits) -> int:
+    if scoring.pooling is not None and not scoring.candidates:
+        return 0
     if not scoring.candidates or not all(scoring.candidates):
         raise InvalidInput("labels", "every candidate must have at least one token")
     longest = max(map(len, scoring.candidates))

@@ -135,5 +135,5 @@ class RowCosts:
         flops = 0
         for chunk in chunks:
             flops += self._flops.span(chunk.start, chunk.start + len(chunk.token_ids))
-            flops += self._flops.head * chunk.wanted
+            flops += 0 if chunk.pools else self._flops.head * chunk.wanted
         return flops / self._unit

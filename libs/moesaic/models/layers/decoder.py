@@ -224,12 +224,22 @@ class Decoder:
     async def forward(
         self, batch: StepBatch, cache: KVCache, moe: MoELayer, *, every_row: bool = False
     ) -> Tensor:
-        """Run one forward pass, which writes the rows' keys and values to ``cache``.
-
-        Rows whose logits are not wanted skip the last layer, unless ``every_row`` is set.
+        """Run one forward pass; see ``hidden``.
 
         Returns:
             float32 ``[R, vocab]``: the next-token logits of the wanted rows, in their order.
+        """
+        return self.logits(await self.hidden(batch, cache, moe, every_row=every_row))
+
+    async def hidden(
+        self, batch: StepBatch, cache: KVCache, moe: MoELayer, *, every_row: bool = False
+    ) -> Tensor:
+        """Run one forward pass up to the final norm, which writes the rows' keys and values to ``cache``.
+
+        Rows that are not wanted skip the last layer, unless ``every_row`` is set.
+
+        Returns:
+            ``[R, H]``: the outputs of the last layer of the wanted rows, in their order.
         """
         plan = plan_attention(batch, cache.block_size, self.device)
         attending = plan.last.attending
@@ -239,7 +249,7 @@ class Decoder:
         hidden = await self.compute(token_ids, positions, plan, cache, moe)
         if every_row and attending is not None:
             hidden = hidden[attending]
-        return self.logits(hidden if any(batch.wanted) else hidden[:0])
+        return hidden if any(batch.wanted) else hidden[:0]
 
     async def compute(
         self,
@@ -308,6 +318,12 @@ class Decoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the next-token logits, float32 ``[R, vocab]``, of outputs of the last layer, ``[R, H]``."""
         return self.head(rms_norm(hidden, self._norm, self.config.rms_norm_eps)).float()
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """Return the outputs of the final norm, float32 ``[R, H]``, of outputs of the last layer, ``[R, H]``."""
+        normed = rms_norm(hidden, self._norm, self.config.rms_norm_eps).float()
+        # The norm's weights divide the logits too.
+        return normed * self.config.logits_scaling
 
     def dense(self, index: int) -> GatedMLP | None:
         """The MLP of a dense layer; ``None`` for a sparse one."""

@@ -57,7 +57,7 @@ class SweepArea:
         )
         self._hidden.index_copy_(0, passed, hidden)
 
-    def logits(self, rows: list[int]) -> Tensor:
-        """Return the next-token logits, float32 ``[R, vocab]``, of wanted rows that have passed all layers."""
+    def hidden(self, rows: list[int]) -> Tensor:
+        """Return the outputs of the last layer, ``[R, H]``, of wanted rows that have passed all layers."""
         where = torch.tensor(rows, dtype=torch.int64, device=self._hidden.device)
-        return self._decoder.logits(self._hidden.index_select(0, where))
+        return self._hidden.index_select(0, where)
