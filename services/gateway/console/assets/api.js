@@ -75,7 +75,8 @@ export async function followState(take, fail, signal) {
       fail(new ApiError(0, "the gateway has ended the stream"));
     } catch (error) {
       if (signal.aborted) return;
-      fail(error);
+      // A stream that is cut off names no reason.
+      fail(silent.signal.aborted ? silent.signal.reason : error);
       if (error.status === 401 || error.status === 403) return;
     } finally {
       clearTimeout(timer);
