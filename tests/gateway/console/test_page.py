@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
 from typing import Any
 
 import grpc
@@ -212,3 +213,64 @@ async def test_where_keys_are_needed_the_page_asks_for_one(
             await page.tab.fill("input[type=password]", "operator")
             await page.tab.click("text=Open")
             await page.tab.wait_for_selector("text=attention-0")
+
+
+async def test_a_gateway_that_falls_silent_is_told_and_asked_again(
+    open_house: OpenHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moesaic.services.gateway.console.collector.EVERY_S", 3600)
+    async with browser() as opened, open_house() as house:
+        show(house, record("attention-0", "attention"))
+        page = await Page.of(opened)
+        await page.tab.clock.install()
+        await page.tab.goto(f"{house.url}/console")
+        await page.tab.wait_for_selector("text=attention-0")
+        # The clock stands still there, or the page would ask anew before anybody saw that it was told.
+        await page.tab.clock.pause_at(datetime.now() + timedelta(hours=1))
+        await page.tab.wait_for_selector("[role=alert]:has-text('silent')")
+        await page.tab.clock.run_for(10_000)
+        await page.tab.wait_for_selector("[role=alert]", state="detached")
+
+
+async def test_a_key_that_no_header_carries_is_asked_for_again(
+    open_house: OpenHouse, tmp_path: Any
+) -> None:
+    file = keys(tmp_path, operator=["console"])
+    async with browser() as opened, open_house(api_keys_file=file) as house:
+        show(house, record("attention-0", "attention"))
+        app = make_app(house.gateway, shows_console=True)
+        async with http_server(house.gateway.settings, app) as address:
+            page = await Page.of(opened)
+            await page.tab.goto(f"http://{address}/console")
+            for key, seen in (("ключ", "text=characters that no key has"), ("operator", "h2")):
+                await page.tab.fill("input[type=password]", key)
+                await page.tab.click("text=Open")
+                await page.tab.wait_for_selector(seen)
+            await page.tab.wait_for_selector("text=attention-0")
+
+
+async def test_who_leaves_the_playground_ends_its_request(
+    open_house: OpenHouse, scripts: Any
+) -> None:
+    async with browser() as opened, open_house(scripts.begins("yes and no")) as house:
+        show(house, record("attention-1", "attention"))
+        page = await Page.of(opened)
+        await page.tab.goto(f"{house.url}/console#playground")
+        await page.tab.click("text=Send")
+        await page.tab.wait_for_selector(".answer")
+        assert house.gateway.inflight
+        await page.tab.click("#tab-overview")
+        await house.until(lambda: not house.gateway.inflight)
+
+
+async def test_a_selected_process_that_goes_is_selected_no_more(open_house: OpenHouse) -> None:
+    async with browser() as opened, scheduler() as address, open_house() as house:
+        show_cluster(house, address, 2)
+        page = await Page.of(opened)
+        await page.tab.goto(f"{house.url}/console")
+        await page.tab.click("text=expert-1")
+        await page.tab.wait_for_selector("[aria-pressed=true]")
+        assert house.gateway.console is not None
+        del house.gateway.console._fleet.workers["expert-1"]
+        await page.tab.wait_for_selector("text=expert-1", state="detached")
+        assert await page.tab.locator("[aria-pressed=true]").count() == 0

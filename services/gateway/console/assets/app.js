@@ -5,12 +5,13 @@ import { followState, setKey } from "./api.js";
 import { Charts } from "./charts.js";
 import { Brownout, Decisions, Edge, Requests } from "./control.js";
 import { Experts } from "./experts.js";
+import { clock } from "./parts.js";
 import { Playground } from "./playground.js";
 import { Topology } from "./topology.js";
 
 const VIEWS = [["overview", "Overview", Topology], ["traffic", "Traffic", Charts], ["experts", "Experts", Experts], ["brownout", "Brownout", Brownout],
   ["decisions", "Decisions", Decisions], ["requests", "Requests", Requests], ["edge", "Edge", Edge], ["playground", "Playground", Playground]];
-const KEPT = 450; // states, of a quarter of an hour
+const KEPT = 450; // times of traffic, of a quarter of an hour
 const THEME = "moesaic-theme";
 
 function firstTheme() {
@@ -38,10 +39,18 @@ function KeyForm({ message, submit }) {
     <button class="main" disabled=${!key.trim()}>Open</button></form></section>`;
 }
 
+// Add the traffic of a state. Charts go from left to right, so a gateway with another clock begins them anew.
+function grown(history, { at, gateway, traffic }) {
+  const last = history[history.length - 1];
+  const goesOn = last && last.gateway === gateway && last.at < at;
+  return [...(goesOn ? history.slice(1 - KEPT) : []), { at, gateway, traffic }];
+}
+
 function App() {
   const [theme, setTheme] = useState(firstTheme);
   const [view, setView] = useState(() => (VIEWS.some(([name]) => `#${name}` === location.hash) ? location.hash.slice(1) : "overview"));
-  const [states, setStates] = useState([]);
+  const [state, setState] = useState(null);
+  const [history, setHistory] = useState([]);
   const [error, setError] = useState(null);
   const [login, setLogin] = useState(0);
   useEffect(() => {
@@ -54,13 +63,13 @@ function App() {
   }, []);
   useEffect(() => {
     const leaving = new AbortController();
-    followState((state) => {
+    followState((told) => {
       setError(null);
-      setStates((before) => [...before.slice(1 - KEPT), state]);
+      setState(told);
+      setHistory((before) => grown(before, told));
     }, setError, leaving.signal);
     return () => leaving.abort();
   }, [login]);
-  const state = states[states.length - 1];
   const needsKey = error && (error.status === 401 || error.status === 403);
   const [, title, View] = VIEWS.find(([name]) => name === view);
   const toggle = () => {
@@ -73,12 +82,12 @@ function App() {
       ${state ? html`<span>${state.model}</span><span class=${state.ready ? "good" : "bad"}>${state.ready ? "ready" : `not ready: ${state.waiting_for.join("; ")}`}</span>
         <span class="weak">epoch ${state.epoch || "–"}, told by ${state.gateway}</span>` : null}
       <span class="grow"></span>
-      ${error && state ? html`<span class="bad" role="alert">${error.message}</span>` : null}
+      ${error && state ? html`<span class="bad" role="alert">${error.message}; shown is the state of ${clock(state.at)}</span>` : null}
       <button onClick=${toggle}>${theme === "dark" ? "Light" : "Dark"} colours</button></header>
     <${Tabs} view=${view} choose=${(name) => { location.hash = name; setView(name); }} />
     <main><div id="view" role="tabpanel" aria-label=${title} tabindex="-1">
       ${needsKey ? html`<${KeyForm} message=${error.message} submit=${(key) => { setKey(key); setError(null); setLogin(login + 1); }} />`
-        : state ? html`<${View} state=${state} history=${states} theme=${theme} />`
+        : state ? html`<${View} state=${state} history=${history} theme=${theme} />`
         : html`<p class=${error ? "bad" : "weak"} role="status">${error ? error.message : "Asking the gateway …"}</p>`}
     </div></main>`;
 }

@@ -10,11 +10,12 @@ function Chart({ title, unit, names, series, theme }) {
     const style = getComputedStyle(document.documentElement);
     const color = (name) => style.getPropertyValue(name).trim();
     const colors = [color("--accent"), color("--warn"), color("--bad")];
+    const told = (value) => (unit === "s" ? seconds(value) : amount(value, ""));
     const axis = { stroke: color("--weak"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line") } };
     plot.current = new uPlot({
       width: Math.max(260, place.current.clientWidth), height: 190,
-      series: [{}, ...names.map((label, i) => ({ label, stroke: colors[i], width: 2, spanGaps: false }))],
-      axes: [axis, { ...axis, size: 62, values: (_, ticks) => ticks.map((tick) => (unit === "s" ? seconds(tick) : amount(tick, ""))) }],
+      series: [{}, ...names.map((label, i) => ({ label, stroke: colors[i], width: 2, spanGaps: false, value: (_, value) => told(value) }))],
+      axes: [axis, { ...axis, size: 62, values: (_, ticks) => ticks.map(told) }],
       scales: { y: { range: (_, low, high) => [0, Math.max(high || 0, unit === "s" ? 1e-3 : 1) * 1.1] } },
       cursor: { y: false },
     }, series, place.current);

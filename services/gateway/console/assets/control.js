@@ -40,7 +40,7 @@ export function Decisions({ state }) {
 export function Requests({ state }) {
   return html`<section class="card"><${Table} caption=${`Requests in flight: ${state.traffic.inflight}`} columns=${["request", "route", "tenant", "#age", "waits for", "#prompt tokens", "#tokens", "workers"]}
     empty="No requests are in flight."
-    rows=${state.requests.map((each) => ({ key: each.id, cells: [each.id, each.route, each.tenant, seconds(each.age_s), each.waits_for, each.prompt_tokens, each.tokens, each.workers.join(", ")] }))} /></section>`;
+    rows=${state.requests.map((each, i) => ({ key: i, cells: [each.id, each.route, each.tenant, seconds(each.age_s), each.waits_for, each.prompt_tokens, each.tokens, each.workers.join(", ")] }))} /></section>`;
 }
 
 function SiteMap({ sites, links }) {

@@ -40,8 +40,12 @@ export function Experts({ state, theme }) {
   const [change, setChange] = useState(null);
   const canvas = useRef(null);
   const known = useRef(null);
+  const asking = useRef(null);
+  useEffect(() => () => asking.current?.abort(), []);
   useEffect(() => {
-    const leaving = new AbortController();
+    // A slow answer is waited for: to ask again and again would show none.
+    if (asking.current) return;
+    const leaving = (asking.current = new AbortController());
     call("v1/moesaic/experts", { signal: leaving.signal }).then((response) => response.json()).then((found) => {
       if (known.current && known.current.epoch && known.current.epoch !== found.epoch) {
         const changed = differences(known.current, found);
@@ -50,8 +54,7 @@ export function Experts({ state, theme }) {
       known.current = found;
       setMap(found);
       setError("");
-    }).catch((failure) => leaving.signal.aborted || setError(failure.message));
-    return () => leaving.abort();
+    }).catch((failure) => leaving.signal.aborted || setError(failure.message)).finally(() => { asking.current = null; });
   }, [state.epoch, Math.floor(state.at / 6)]);
   useEffect(() => {
     if (!map || !map.layers.length) return;
@@ -74,8 +77,8 @@ export function Experts({ state, theme }) {
     if (change && Date.now() < change.until) change.cells.forEach(([row, expert]) => frame(row, expert, "#e0701b"));
     frame(...cell, theme === "dark" ? "#ffffff" : "#000000");
   }, [map, view, cell, change, theme, state.at]);
-  if (error) return html`<p class="bad" role="alert">${error}</p>`;
-  if (!map) return html`<p class="weak">Asking for the experts …</p>`;
+  const wrong = error ? html`<p class="bad" role="alert">${error}</p>` : null;
+  if (!map) return wrong || html`<p class="weak">Asking for the experts …</p>`;
   if (!map.layers.length) return html`<section class="card"><p>There is no placement: every attention worker has all experts.</p></section>`;
   const [row, expert] = [Math.min(cell[0], map.layers.length - 1), Math.min(cell[1], map.num_experts - 1)];
   const holders = map.holders[row][expert].map((idx) => map.workers[idx]);
@@ -86,7 +89,7 @@ export function Experts({ state, theme }) {
     setCell([Math.floor((event.clientY - box.top) / box.height * map.layers.length), Math.floor((event.clientX - box.left) / box.width * map.num_experts)]);
   };
   const recent = change && Date.now() < change.until;
-  return html`<section class="card">
+  return html`<section class="card">${wrong}
     <h2>Experts of epoch ${map.epoch}: ${map.layers.length} layers × ${map.num_experts} experts on ${map.workers.length} workers</h2>
     <p role="status">${recent ? `Epoch ${change.epoch} is in force: ${change.cells.length} experts have other holders.` : ""}</p>
     <form class="fields" onSubmit=${(event) => event.preventDefault()}>

@@ -2,7 +2,7 @@
 
 import { html } from "./preact.js";
 
-export const percent = (share) => (share == null ? "" : `${(100 * share).toFixed(share && share < 0.1 ? 1 : 0)} %`);
+export const percent = (share) => (share == null ? "–" : `${(100 * share).toFixed(share && share < 0.1 ? 1 : 0)} %`);
 
 export function seconds(value) {
   if (value == null) return "–";
@@ -20,7 +20,11 @@ export function amount(value, unit) {
   return `${value >= 100 || (step === 0 && Number.isInteger(value)) ? value.toFixed(0) : value.toFixed(1)} ${steps[step]}${unit}`.trim();
 }
 
-export const clock = (at) => new Date(1000 * at).toLocaleTimeString();
+// Of another day, with its date.
+export function clock(at) {
+  const time = new Date(1000 * at);
+  return time.toDateString() === new Date().toDateString() ? time.toLocaleTimeString() : time.toLocaleString();
+}
 
 export function Figures({ of }) {
   return html`<dl class="figures">${of.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;

@@ -1,6 +1,6 @@
 // Try the model: chat, classification and decisions, with the facts of each answer.
 
-import { html, useRef, useState } from "./preact.js";
+import { html, useEffect, useRef, useState } from "./preact.js";
 import { post, readEvents } from "./api.js";
 import { Bar, Figures, percent, seconds } from "./parts.js";
 
@@ -40,7 +40,9 @@ export function Playground({ state }) {
   const [error, setError] = useState("");
   const running = useRef(null);
   const [busy, setBusy] = useState(false);
+  useEffect(() => () => running.current?.abort(), []);
   const choose = (next) => {
+    running.current?.abort();
     setKind(next);
     setText(TEXTS[next]);
     setAnswer(null);
@@ -62,7 +64,7 @@ export function Playground({ state }) {
         await readEvents(await post("v1/chat/completions", body, leaving.signal), (chunk) => {
           const delta = chunk.choices[0]?.delta;
           grown.text += delta?.content || delta?.reasoning_content || "";
-          if (delta?.content && grown.first_s == null) grown.first_s = since();
+          if ((delta?.content || delta?.reasoning_content) && grown.first_s == null) grown.first_s = since();
           if (chunk.moesaic) grown.moesaic = chunk.moesaic;
           if (chunk.usage) grown.usage = chunk.usage;
           setAnswer({ ...grown, took_s: since() });
@@ -90,7 +92,7 @@ export function Playground({ state }) {
       <button type="button" disabled=${!busy} onClick=${() => running.current.abort()}>Stop</button>
     </form>
     ${error ? html`<p class="bad" role="alert">${error}</p>` : null}
-    <div aria-live="polite">
+    <div aria-live="polite" aria-busy=${busy ? "true" : "false"}>
       ${answer?.text ? html`<p class="answer">${answer.text}</p>` : null}
       ${answer?.bars ? html`<div class="labels">${answer.bars.map(([label, prob]) => html`<span>${label}</span><${Bar} share=${prob} label=${label} /><span>${percent(prob)}</span>`)}</div>` : null}
     </div>

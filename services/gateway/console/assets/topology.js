@@ -10,7 +10,7 @@ const MOST_LISTED = 200;
 
 function facts(service) {
   const { load } = service;
-  if (load) return `${load.running} running, ${load.waiting} waiting, ${amount(load.rows_per_s, "rows/s")}`;
+  if (load) return `${load.running} running, ${load.waiting} waiting, ${amount(load.rows_per_s, "")} rows/s`;
   if (service.role === "expert") return `${service.experts} replicas${service.expert_share == null ? "" : `, ${percent(service.expert_share)} of rows`}`;
   return service.version ? `version ${service.version}` : "";
 }
@@ -18,7 +18,7 @@ function facts(service) {
 function Node({ service, selected, select, anchor }) {
   const used = service.load?.kv_blocks ? service.load.kv_blocks_used / service.load.kv_blocks : service.expert_share;
   const kind = service.load?.kv_blocks ? "KV blocks in use" : "share of rows";
-  return html`<li><button class=${`node ${service.state}`} aria-pressed=${selected === service.id ? "true" : "false"} onClick=${() => select(service.id)} data-id=${service.id} ref=${anchor} title=${`${service.id}: ${service.state}. ${facts(service)}`}>
+  return html`<li><button class=${`node ${service.state}`} aria-pressed=${selected === service.id ? "true" : "false"} onClick=${() => select(service.id)} ref=${(node) => anchor(service.id, node)} title=${`${service.id}: ${service.state}. ${facts(service)}`}>
     <span class="name">${service.id}</span>
     <span class="more weak">${service.state}${service.node ? ` on ${service.node}` : ""}<br />${facts(service)}</span>
     ${used == null ? null : html`<${Bar} share=${used} label=${`${kind} of ${service.id}`} />`}
@@ -50,10 +50,11 @@ function Links({ links, frame, nodes }) {
 }
 
 export function Topology({ state }) {
-  const [selected, select] = useState("");
+  const [chosen, select] = useState("");
+  const selected = state.services.some((service) => service.id === chosen) ? chosen : "";
   const frame = useRef(null);
   const nodes = useRef(new Map());
-  const anchor = (node) => node && nodes.current.set(node.dataset.id, node);
+  const anchor = (id, node) => (node ? nodes.current.set(id, node) : nodes.current.delete(id));
   const touches = (link) => !selected || link.source === selected || link.target === selected;
   const senders = state.services.filter((service) => service.role === "attention" && service.layer_bytes_per_s != null);
   const holders = state.services.filter((service) => service.layers);
@@ -68,7 +69,7 @@ export function Topology({ state }) {
         <ul class=${found.length > FEW ? "many" : ""} tabindex=${found.length > FEW ? "0" : null}>${found.map((service) => html`<${Node} key=${service.id} service=${service} selected=${selected} select=${(id) => select(id === selected ? "" : id)} anchor=${anchor} />`)}</ul></div>`)}
     </div>
     <p class="weak">Select a process to see its links alone. Links show the hidden states that attention workers send, if all rows go directly.</p>
-    <${Table} caption=${selected ? `Links of ${selected}` : "Links"} columns=${["from", "to", "#sent"]} empty="There are no links between workers: all experts are in the attention workers."
+    <${Table} caption=${`${selected ? `Links of ${selected}` : "Links"}${shown.length > MOST_LISTED ? `: the first ${MOST_LISTED} of ${shown.length}` : ""}`} columns=${["from", "to", "#sent"]} empty="There are no links between workers: all experts are in the attention workers."
       rows=${shown.slice(0, MOST_LISTED).map((link) => ({ key: `${link.source} ${link.target}`, cells: [link.source, link.target, amount(link.bytes_per_s, "B/s")] }))} />
   </section>`;
 }
