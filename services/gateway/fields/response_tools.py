@@ -1,7 +1,7 @@
 """Tools of ``/v1/responses``: functions, alone or in namespaces, which a chat does not have."""
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
@@ -20,7 +20,7 @@ class FlatToolWire(FunctionWire):
         max_length=64,
         description="function or namespace; web_search is ignored, others are refused",
     )
-    tools: Annotated[list[Self], Field(max_length=MAX_TOOLS)] | None = Field(
+    tools: Annotated[list["FlatToolWire"], Field(max_length=MAX_TOOLS)] | None = Field(
         None, description="functions of a namespace"
     )
 
