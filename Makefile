@@ -127,7 +127,7 @@ test-clients: .venv/installed-dev
 	  { $(MAKE) -s .venv-clients/npm/installed || echo 'SKIPPED: the clients of npm cannot be installed here'; } && \
 	  $(OF_CLIENTS) .venv-clients/bin/$(ASK_CLIENTS) tests/clients && \
 	  $(OF_CLIENTS) .venv-clients-openai2/bin/$(ASK_CLIENTS) $(OPENAI2) && \
-	  $(BIN)/python -m pytest -q -rs tests/clients/test_coding_agents.py
+	  $(BIN)/python -m pytest -q -rs tests/gateway/tools/test_coding_agents.py
 
 # Every log-likelihood of lm_eval beside that of transformers: five sets, three topologies; prints a line each.
 lm-eval: .venv/installed-all .venv-clients/installed

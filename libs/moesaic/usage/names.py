@@ -62,6 +62,8 @@ DEVELOPMENT = frozenset(
         "MOESAIC_BENCH_LLAMA_CPP",
         "MOESAIC_BENCH_VLLM",
         "MOESAIC_COMMAND",
+        "MOESAIC_NPM",
+        "MOESAIC_OPEN_WEBUI",
         "MOESAIC_TEST_ENGINE",
     }
 )

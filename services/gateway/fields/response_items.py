@@ -18,7 +18,6 @@ from moesaic.services.gateway.fields.response_tools import name_for_model
 Name = str  # of a place in the body, for errors
 _SPEAKERS = ("user", "assistant", "system", "developer")
 _INSTRUCTING = ("system", "developer")
-_INSTRUCTING = ("system", "developer")
 _INPUT_TEXT, _OUTPUT_TEXT = "input_text", "output_text"
 _LISTED = {
     "message": ("role", "content"),

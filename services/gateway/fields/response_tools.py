@@ -62,6 +62,34 @@ class Offered:
         """Find the function that the model calls by this name."""
         return self.origins.get(name, Origin(name, None))
 
+    def chosen(self, choice: Any) -> Any:
+        """Write a ``tool_choice`` with the names that the model knows functions by.
+
+        Raises:
+            InvalidInput: a name stands for functions of several namespaces.
+        """
+        kind = choice.get("type") if isinstance(choice, dict) else None
+        if kind == "function":
+            return self._chosen_one(choice)
+        if kind != "allowed_tools":
+            return choice
+        allowed = choice.get("allowed_tools", choice)
+        tools = [self._chosen_one(tool) for tool in allowed["tools"]]
+        return {"type": kind, "allowed_tools": {"mode": allowed["mode"], "tools": tools}}
+
+    def _chosen_one(self, tool: dict[str, Any]) -> dict[str, Any]:
+        function = tool.get("function", tool)
+        name, namespace = function["name"], function.get("namespace")
+        if namespace is not None:
+            return {"type": "function", "name": name_for_model(name, str(namespace))}
+        if any(each["function"]["name"] == name for each in self.made):
+            return {"type": "function", "name": name}
+        found = [known for known, origin in self.origins.items() if origin.name == name]
+        if len(found) > 1:
+            fix = f"{name[:60]!r} is in {len(found)} namespaces: add the field namespace"
+            raise InvalidInput("tool_choice", fix)
+        return {"type": "function", "name": found[0] if found else name}
+
     def _take_namespace(self, tool: FlatToolWire, place: str) -> None:
         for name in ("name", "tools"):
             if not getattr(tool, name):
@@ -82,8 +110,11 @@ class Offered:
         name = name_for_model(tool.name, namespace)
         if namespace is not None:
             self.origins[name] = Origin(tool.name, namespace)
-        function = tool.model_dump(exclude_unset=True, exclude={"type"}) | {"name": name}
-        self.made.append({"type": "function", "function": function})
+        if tool.tools is not None:
+            # Only a namespace has any.
+            self.ignored.append(f"{place}.tools")
+        sent = tool.model_dump(exclude_unset=True, exclude={"type", "tools"})
+        self.made.append({"type": "function", "function": sent | {"name": name}})
         self.places.append(place)
 
 

@@ -176,7 +176,7 @@ def chat_of(body: ResponsesWire, messages: Messages) -> ChatWire:
     """Make the chat that a body asks for.
 
     Raises:
-        InvalidInput: two tools share a name.
+        InvalidInput: two tools share a name, or ``tool_choice`` names several.
     """
     fields = {name: getattr(body, name) for name in _SHARED & body.model_fields_set}
     text = body.text or TextWire.model_validate({})
@@ -188,7 +188,7 @@ def chat_of(body: ResponsesWire, messages: Messages) -> ChatWire:
     fields |= {
         "messages": messages.made,
         "max_completion_tokens": body.max_output_tokens,
-        "tool_choice": body.tool_choice,
+        "tool_choice": body.offered.chosen(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls,
         "reasoning_effort": body.reasoning.effort if body.reasoning else None,
         "verbosity": text.verbosity,

@@ -252,8 +252,10 @@ async def begin(
 
 
 def _grammar(admitted: Admitted[GenerationWire], speech: Speech) -> Grammar | None:
-    """Make the grammar of the answers, and note the keywords that it does not enforce for the answer's header."""
+    """Make the grammar of the answers, and note what it does not enforce for the answer's header."""
     asked, unenforced = grammar_of(admitted.body), dict[str, set[str]]()
+    if asked.grammar is not None and speech.sets_aside(asked.grammar):
+        asked.unenforced[:] = [asked.grammar.field]
     grammar = speech.grammar(asked.grammar, admitted.gateway.language.marker_id, unenforced)
     if unenforced and isinstance(admitted.body, ChatWire):
         asked.unenforced.extend(unenforced_names(admitted.body.tools or [], unenforced))

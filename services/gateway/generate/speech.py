@@ -52,6 +52,10 @@ class Speech:
         """Make a reader of one answer; None: all of it is content."""
         return self.dialect.reader(self.wanted, self.opened)
 
+    def sets_aside(self, asked: Grammar | None) -> bool:
+        """True for the form of an answer's text, if the answer must call and has none."""
+        return self.wanted.needed and asked is not None and asked.field == "response_format"
+
     def grammar(
         self, asked: Grammar | None, token_id: TokenId, unenforced: Unenforced | None = None
     ) -> Grammar | None:
@@ -66,8 +70,7 @@ class Speech:
             InvalidInput: they cannot be combined.
         """
         wanted = self.wanted
-        if wanted.needed and asked is not None and asked.field == "response_format":
-            # It is the form of an answer's text, and this answer has none.
+        if self.sets_aside(asked):
             asked = None
         if asked is not None and wanted.needed:
             raise InvalidInput(asked.field, "cannot be combined with a tool_choice that must call")

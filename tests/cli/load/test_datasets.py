@@ -2,19 +2,23 @@
 
 import gzip
 import json
+import math
 import random
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from moesaic.cli.load.datasets.drawn import random_prompts, repeated_prefixes
 from moesaic.cli.load.datasets.files import file_prompts
 from moesaic.cli.load.datasets.timed import timed_prompts
+from moesaic.cli.load.datasets.vocabulary import ServerVocabulary
 from moesaic.cli.load.options.prompts import PromptOptions
 from moesaic.cli.terminal.outcome import CommandError
 from moesaic.errors import InvalidInput
+from tests.http_servers import JsonHandler, JsonServer, serving
 
 POOL = list(range(100, 140))
 
@@ -101,6 +105,80 @@ def test_a_custom_file_tells_lengths_only_if_asked(tmp_path: Path) -> None:
     file.write_text('{"prompt": "a"}\n')
     with pytest.raises(CommandError, match="must have output_tokens"):
         read(custom_output_len=-1)
+
+
+def test_only_ends_of_lines_divide_a_custom_file(tmp_path: Path) -> None:
+    texts = [f"a{odd}b" for odd in "\u2028\u2029\x85\x1c\x0b"]
+    rows = (json.dumps({"prompt": text}, ensure_ascii=False) for text in texts)
+    (file := tmp_path / "own.jsonl").write_text("\r\n".join(rows), encoding="utf-8")
+    options = PromptOptions(
+        dataset_name="custom",
+        dataset_path=file,
+        num_prompts=5,
+        disable_shuffle=True,
+        no_oversample=True,
+    )
+
+    assert [each.content for each in file_prompts(options, file, words)] == texts
+
+
+ODD = ("1" * 400, "1" * 5000, "Infinity", "-Infinity", "NaN", "1e300", "[" * 100_000)
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: odd[:9] + str(len(odd)))
+def test_what_python_cannot_hold_is_refused_in_every_file(tmp_path: Path, odd: str) -> None:
+    (custom := tmp_path / "own.jsonl").write_text(f'{{"prompt": "a", "output_tokens": {odd}}}\n')
+    (shared := tmp_path / "shared.json").write_text(f'[{{"conversations": {odd}}}]')
+    (trace := tmp_path / "trace.jsonl").write_text(
+        f'{{"timestamp": 0, "input_length": {odd}, "output_length": 1}}\n'
+    )
+
+    for name, file in (("custom", custom), ("sharegpt", shared)):
+        options: Any = {"dataset_name": name, "dataset_path": file, "custom_output_len": -1}
+        with pytest.raises(CommandError, match="dataset-path"):
+            file_prompts(PromptOptions(**options), file, words)
+    with pytest.raises(InvalidInput):
+        timed_prompts(timed(trace), trace, POOL)
+
+
+def test_times_that_are_infinitely_far_apart_are_refused(tmp_path: Path) -> None:
+    (file := tmp_path / "trace.csv").write_text(
+        "timestamp_s,input_tokens,output_tokens\n-1e308,1,1\n1e308,1,1\n"
+    )
+
+    with pytest.raises(InvalidInput, match="timestamp"):
+        timed_prompts(timed(file), file, POOL)
+    with pytest.raises(CommandError, match="timed-trace-sec-multiplier"):
+        timed(file, timed_trace_sec_multiplier=math.inf)
+
+
+def test_a_packed_trace_that_is_damaged_is_refused(tmp_path: Path) -> None:
+    packed = bytearray(gzip.compress(b"timestamp_s,input_tokens,output_tokens\n" * 99, mtime=0))
+    packed[10] = 0xFF
+    (file := tmp_path / "trace.csv.gz").write_bytes(packed)
+
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        timed_prompts(timed(file), file, POOL)
+
+
+@pytest.mark.parametrize(("status", "asked", "said"), [(400, 4, 1), (404, 2, 0)])
+def test_a_text_that_is_refused_leaves_others_counted(
+    status: int, asked: int, said: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Refusing(JsonHandler):
+        def do_POST(self) -> None:
+            prompts.append(prompt := self.body()["prompt"])
+            refuses = prompt == "long"
+            self.answer(*((status, {}) if refuses else (200, {"tokens": [1, 2]})))
+
+    prompts: list[str] = []
+    with serving(JsonServer(Refusing)) as server, httpx.Client(base_url=server.url) as client:
+        vocabulary = ServerVocabulary(client, "theirs")
+        counts = [len(vocabulary.tokens(text)) for text in ("a", "long", "b", "long")]
+
+    assert counts == ([2, 0, 2, 0] if status == 400 else [2, 0, 0, 0])
+    assert len(prompts) == asked
+    assert capsys.readouterr().err.count("/tokenize refused a text") == said
 
 
 @pytest.mark.parametrize("name", ["trace.csv", "trace.csv.gz", "trace.jsonl", "trace.jsonl.gz"])

@@ -173,6 +173,17 @@ def test_a_server_that_never_is_ready_is_told(ask: Run, server: Foreign) -> None
     assert "--ready-check-timeout-sec: the server is not ready: status 503" in done.stderr
 
 
+def test_the_wait_for_models_counts_for_the_first_answer_too(ask: Run, server: Foreign) -> None:
+    server.statuses = [503, 503, 503, 200] + [503] * 1000
+
+    done = ask("bench", "serve", server.url, "--ready-check-timeout-sec", "2", "--model", "a")
+
+    # Tries have pauses of half a second, and three of them have passed before the first answer.
+    assert done.returncode == 4
+    assert "the server is not ready" in done.stderr
+    assert len(server.bodies) <= 2
+
+
 def test_a_tokenizer_of_ones_own_draws_prompts_and_counts_answers(
     ask: Run, house: Path, server: Foreign
 ) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import socket
 import ssl
 import subprocess
 from pathlib import Path
@@ -137,13 +138,37 @@ async def test_an_authority_that_is_taken_away_is_trusted_no_more(
     async with open_house(scripts.says("yes"), **pair, **asks) as house:
         shown = trusting(made, "first", shown="client")
         assert (await ask(house, shown)).status_code == 200
+        reused, session = await asyncio.to_thread(resume, house.url, shown, None)
+        again, _ = await asyncio.to_thread(resume, house.url, shown, session)
+        assert (reused, again) == (False, True)
         shutil.copy(made / "second.pem", authorities)
         await until(lambda: any(each["event"] == "certificates.loaded" for each in house.logs))
-        # With the session of before, too.
-        for context in (shown, trusting(made, "first", shown="client")):
-            with pytest.raises(httpx.TransportError):
-                await ask(house, context)
+        with pytest.raises(httpx.TransportError):
+            await ask(house, shown)
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await asyncio.to_thread(resume, house.url, shown, session)
         assert (await ask(house, trusting(made, "first", shown="second"))).status_code == 200
+
+
+def resume(url: str, context: ssl.SSLContext, session: Any) -> tuple[bool, Any]:
+    """Ask with the session of an earlier connection; tell whether it was taken, and the new session.
+
+    Raises:
+        ssl.SSLError, ConnectionError: the server refuses.
+    """
+    host, _, port = url.removeprefix("http://").partition(":")
+    with (
+        socket.create_connection((host, int(port)), HANG_S) as plain,
+        context.wrap_socket(plain, server_hostname=host, session=session) as there,
+    ):
+        there.sendall(f"GET /livez HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
+        answer = b""
+        while part := there.recv(1 << 16):
+            answer += part
+        if not answer:
+            raise ConnectionError("no answer")
+        assert answer.startswith(b"HTTP/1.1 200")
+        return bool(there.session_reused), there.session
 
 
 def test_the_expiry_is_shown_of_each_certificate_in_turn(

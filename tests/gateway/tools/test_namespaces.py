@@ -108,3 +108,66 @@ async def test_two_functions_that_a_model_cannot_tell_apart_are_refused(
 
     assert answer.status_code == 400
     assert "tools[1].name" in answer.json()["error"]["message"]
+
+
+async def test_tools_of_a_function_are_ignored_and_not_told_to_the_model(
+    open_house, scripts
+) -> None:
+    async with open_house(scripts.says("yes")) as house:
+        body = {"input": ASKED, "tools": [{**FLAT[0], "tools": [FLAT[1]]}]}
+        answer = await house.client.post(PATH, json=body)
+        await house.client.post(PATH, json={"input": ASKED, "tools": FLAT[:1]})
+        odd, plain = house.workers[0].submits
+
+    assert answer.headers["x-moesaic-ignored"] == "tools[0].tools"
+    assert odd.token_ids == plain.token_ids
+
+
+NAMED = {"type": "function", "name": "get_weather"}
+OTHER = {**GROUP, "name": "crm", "tools": [{**FLAT[0], "name": "find"}]}
+IN_GROUP = {**NAMED, "namespace": "mcp__sky"}
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        IN_GROUP,
+        NAMED,
+        {"type": "function", "name": "mcp__sky__get_weather"},
+        {"type": "function", "function": {"name": "get_weather", "namespace": "mcp__sky"}},
+        {"type": "allowed_tools", "mode": "required", "tools": [IN_GROUP]},
+        {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}},
+    ],
+)
+async def test_a_function_in_a_namespace_can_be_chosen(open_house, scripts, choice) -> None:
+    async with open_house(scripts.says(SAID)) as house:
+        body = {**BODY, "tools": [GROUP, OTHER], "tool_choice": choice}
+        answer = await house.client.post(PATH, json=body)
+        assert answer.status_code == 200, answer.text
+        grammar = house.workers[0].submits[0].generation.grammar.grammar
+
+    assert called(answer.json()["output"][0]) == CALLED
+    assert answer.json()["tool_choice"] == choice
+    assert "mcp__sky__get_weather" in grammar
+    assert "crm__find" not in grammar
+
+
+@pytest.mark.parametrize(
+    ("choice", "says"),
+    [
+        (NAMED, "add the field namespace"),
+        ({**NAMED, "namespace": "nowhere"}, "unknown tool"),
+        ({**NAMED, "namespace": 5}, "unknown tool"),
+    ],
+)
+async def test_a_choice_of_none_or_of_several_functions_is_refused(
+    open_house, scripts, choice, says
+) -> None:
+    tools = [GROUP, {**GROUP, "name": "sea"}]
+    async with open_house(scripts.says("yes")) as house:
+        body = {**BODY, "tools": tools, "tool_choice": choice}
+        answer = await house.client.post(PATH, json=body)
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "tool_choice"
+    assert says in answer.json()["error"]["message"]

@@ -186,14 +186,15 @@ async def test_a_form_of_the_text_says_nothing_about_an_answer_that_must_call(
         "output_config": {"format": {"type": "json_schema", "schema": schema}},
     }
     async with open_house(scripts.says("yes")) as house:
-        for path, body in (
-            (PATH, chat),
-            (PATH, {**chat, "response_format": form}),
-            ("/v1/responses", {**response, "text": {"format": flat}}),
-            ("/v1/messages", message),
+        for path, body, ignored in (
+            (PATH, chat, None),
+            (PATH, {**chat, "response_format": form}, "response_format"),
+            ("/v1/responses", {**response, "text": {"format": flat}}, "text.format"),
+            ("/v1/messages", message, "output_config.format"),
         ):
             answer = await house.client.post(path, json=body)
             assert answer.status_code == 200, answer.text
+            assert answer.headers.get("x-moesaic-ignored") == ignored
         plain, *formed = (s.generation.grammar.grammar for s in house.workers[0].submits)
 
     assert "get_weather" in plain

@@ -71,8 +71,9 @@ def bench_serve(values: dict[str, Any], url: UrlArgument = None) -> None:
     # What is wrong here is told before anything is asked.
     own = FileVocabulary(_path(options.tokenizer)) if options.tokenizer else None
     with reported(address), httpx.Client(**settings) as client:
+        ready_s: float | None = None
         if options.ready_check_timeout_sec:
-            wait_for_models(client, options.ready_check_timeout_sec)
+            ready_s = wait_for_models(client, options.ready_check_timeout_sec)
         options = replace(options, model=options.model or first_model(client))
         served = options.served_model_name or options.model
         vocabulary: Vocabulary = own or ServerVocabulary(client, served)
@@ -88,7 +89,7 @@ def bench_serve(values: dict[str, Any], url: UrlArgument = None) -> None:
         options.insecure,
     )
     say(f"{len(prompts)} requests to {address}{server.route}, model {served}")
-    plan = _plan(options, prompts)
+    plan = _plan(options, prompts, ready_s)
     try:
         outcome = asyncio.run(loaded(server, plan))
     except KeyboardInterrupt:
@@ -102,7 +103,7 @@ def _path(text: str) -> Any:
     return Path(text)
 
 
-def _plan(options: LoadOptions, prompts: "list[LoadPrompt]") -> Any:
+def _plan(options: LoadOptions, prompts: "list[LoadPrompt]", ready_s: float | None) -> Any:
     import uuid
 
     from moesaic.cli.load.arrivals import due_times
@@ -120,7 +121,7 @@ def _plan(options: LoadOptions, prompts: "list[LoadPrompt]") -> Any:
         due,
         options.max_concurrency,
         options.num_warmups,
-        options.ready_check_timeout_sec,
+        ready_s,
         options.request_id_prefix or f"bench-{uuid.uuid4().hex[:8]}-",
     )
 

@@ -36,6 +36,7 @@ async def _show(url: str, *, once: bool) -> None:
     from rich.live import Live
 
     from moesaic.cli.clients.gateway import client_settings
+    from moesaic.cli.terminal.outcome import CommandError, Exit
     from moesaic.cli.terminal.top_screen import screen
 
     console = Console()
@@ -48,6 +49,8 @@ async def _show(url: str, *, once: bool) -> None:
         with Live(console=console, screen=True, auto_refresh=False) as live:
             async for state in _states(client):
                 live.update(screen(state, console.height), refresh=True)
+    # Above the screen it would be gone with it.
+    raise CommandError(f"the gateway at {url} has stopped", Exit.UNHEALTHY)
 
 
 async def _states(client: Any) -> "AsyncIterator[dict[str, Any]]":

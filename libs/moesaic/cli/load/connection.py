@@ -70,7 +70,9 @@ class Connection:
         status, head = await self._head()
         lines = (line.partition(b":") for line in head.split(b"\r\n")[1:])
         fields = {name: value.strip() for name, _, value in lines}
-        self._is_last = fields.get(b"connection") == b"close"
+        # Servers of HTTP/1.0 hang up unless they say otherwise.
+        is_old, connection = head.startswith(b"http/1.0"), fields.get(b"connection")
+        self._is_last = connection == b"close" or (is_old and connection != b"keep-alive")
         self._left = int(fields.get(b"content-length", -1))
         if fields.get(b"transfer-encoding") == b"chunked":
             self._left = None

@@ -97,7 +97,7 @@ class LoadPlan:
         due: seconds, in order.
         most: requests in flight; None: any number.
         warmups: times that the first prompt is sent before.
-        ready_s: longest wait for a first answer before all that; 0: none is waited for.
+        ready_s: longest wait for a first answer before all that; None: none is waited for.
         id_prefix: begins the id of each request.
     """
 
@@ -105,7 +105,7 @@ class LoadPlan:
     due: Sequence[float]
     most: int | None = None
     warmups: int = 0
-    ready_s: float = 0.0
+    ready_s: float | None = None
     id_prefix: str = ""
 
 
@@ -134,7 +134,7 @@ async def loaded(server: LoadServer, plan: LoadPlan) -> LoadOutcome:
         return {**server.headers, "x-request-id": f"{plan.id_prefix}{number}"}
 
     try:
-        if plan.ready_s:
+        if plan.ready_s is not None:
             await _answered(client, bodies[0], plain, plan.ready_s)
         await client.open_loop([0.0] * plan.warmups, lambda _: bodies[0], plain, most=plan.most)
         began, started = datetime.now(), time.perf_counter()
@@ -162,8 +162,11 @@ async def _answered(client: LoadClient, body: Any, headers: Any, seconds: float)
         raise _not_ready(f"no whole answer in time: {error}") from None
 
 
-def wait_for_models(client: "httpx.Client", seconds: float) -> None:
+def wait_for_models(client: "httpx.Client", seconds: float) -> float:
     """Wait until a server lists its models.
+
+    Returns:
+        The seconds that are left.
 
     Raises:
         CommandError: it does not in time.
@@ -171,17 +174,16 @@ def wait_for_models(client: "httpx.Client", seconds: float) -> None:
     import httpx
 
     until, error = time.monotonic() + seconds, ""
-    while True:
+    while (left_s := until - time.monotonic()) > 0:
         try:
-            response = client.get("/v1/models", timeout=max(RETRY_S, until - time.monotonic()))
+            response = client.get("/v1/models", timeout=left_s)
             if response.status_code < 500:
-                return
+                return max(0.0, until - time.monotonic())
             error = f"status {response.status_code}"
         except httpx.TransportError as failure:
             error = str(failure)
-        if time.monotonic() >= until:
-            raise _not_ready(error)
-        time.sleep(RETRY_S)
+        time.sleep(max(0.0, min(RETRY_S, until - time.monotonic())))
+    raise _not_ready(error)
 
 
 def _not_ready(why: str) -> CommandError:

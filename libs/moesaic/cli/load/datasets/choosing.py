@@ -32,7 +32,9 @@ def prompts_of(options: LoadOptions, vocabulary: Vocabulary) -> list[LoadPrompt]
         )
     pool = vocabulary.pool()
     if not pool:
-        say("the server has no /tokenize: prompts are of words, and it counts their tokens")
+        say(
+            "the server does not answer /tokenize: prompts are of words, and it counts their tokens"
+        )
     drawn_from = pool or range(len(WORDS))
     if path is not None:
         try:

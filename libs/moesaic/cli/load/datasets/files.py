@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from moesaic.cli.load.datasets.prompt import LoadPrompt
+from moesaic.cli.load.datasets.trace_rows import MOST_TOKENS
 from moesaic.cli.load.options.prompts import PromptOptions
 from moesaic.cli.terminal.outcome import CommandError, Exit, using
 
 # Of conversations: shorter and longer ones are left out, as vLLM does.
 LEAST, MOST_OF_PROMPT, MOST = 4, 1024, 2048
+# What a file that is not as it should be raises; integers and depths of JSON can be beyond Python's.
+WRONG = (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError)
 Tokens = Callable[[str], int]
 
 
@@ -47,7 +50,7 @@ def _sharegpt(path: Path, text: str) -> list[tuple[str, Any]]:
         turns = [each.get("conversations") or each.get("conversation") for each in json.loads(text)]
         both = [each[:2] for each in turns if each and len(each) >= 2]
         return [(str(first["value"]), str(second["value"])) for first, second in both]
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
+    except WRONG as error:
         why = 'must be a JSON list of {"conversations": [{"value": ...}, {"value": ...}]}'
         raise CommandError(f"--dataset-path {path}: {why}", Exit.USAGE) from error
 
@@ -65,14 +68,16 @@ def _of_sharegpt(
 
 def _custom(path: Path, text: str) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
             row: dict[str, Any] = json.loads(line)
             told = row.get("output_tokens")
+            if told is not None and not int(told) <= MOST_TOKENS:
+                raise ValueError("no answer has so many tokens")
             found.append((str(row["prompt"]), None if told is None else int(told)))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except WRONG as error:
             why = 'must be an object such as {"prompt": "...", "output_tokens": 128}'
             raise CommandError(f"--dataset-path {path}:{number}: {why}", Exit.USAGE) from error
     return found

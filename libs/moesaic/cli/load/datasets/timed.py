@@ -56,4 +56,6 @@ def _prompt(
     content = content[:prompt_tokens]
     content += rng.choices(pool, k=prompt_tokens - len(content))
     due_s = after * options.timed_trace_sec_multiplier
+    if not math.isfinite(due_s):
+        raise InvalidInput("timestamp", f"is too far from that of the first row: {row.time:g}")
     return LoadPrompt(content, prompt_tokens, answer_tokens, due_s)

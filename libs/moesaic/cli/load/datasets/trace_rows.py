@@ -14,6 +14,7 @@ import csv
 import gzip
 import json
 import math
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from moesaic.errors import InvalidInput
+
+MOST_TOKENS = 1 << 24  # of a prompt or an answer: more than any model takes
 
 
 @dataclass(frozen=True)
@@ -59,14 +62,14 @@ def trace_rows(path: Path, columns: TraceColumns | None = None) -> Iterator[Trac
         )
         for row in rows:
             if not isinstance(row, dict):
-                raise InvalidInput("trace", f"must have an object in each line, got {row!r}")
+                raise InvalidInput("trace", f"must have an object in each line, got {row!r:.60}")
             parts = row.get(columns.parts) or ()
             if not isinstance(parts, list | tuple):
-                raise InvalidInput(columns.parts, f"must be a list in each row, got {parts!r}")
+                raise InvalidInput(columns.parts, f"must be a list in each row, got {parts!r:.60}")
             yield TraceRow(
                 number(row, *columns.time),
-                int(number(row, *columns.prompt_tokens)),
-                int(number(row, *columns.answer_tokens)),
+                _tokens(row, columns.prompt_tokens),
+                _tokens(row, columns.answer_tokens),
                 tuple(parts),
             )
 
@@ -82,8 +85,19 @@ def opened(path: Path) -> Iterator[TextIO]:
     try:
         with opening(path, "rt", encoding="utf-8", newline="") as file:
             yield file
-    except (OSError, EOFError, UnicodeDecodeError, json.JSONDecodeError, csv.Error) as error:
+    except (OSError, EOFError, ValueError, RecursionError, zlib.error, csv.Error) as error:
         raise InvalidInput("trace", f"{path} cannot be read: {error}") from error
+
+
+def _tokens(row: Mapping[str, Any], names: tuple[str, ...]) -> int:
+    found = number(row, *names)
+    if found > MOST_TOKENS:
+        raise InvalidInput(_named(row, names), f"must be {MOST_TOKENS} at most, got {found:g}")
+    return int(found)
+
+
+def _named(row: Mapping[str, Any], names: tuple[str, ...]) -> str:
+    return next((each for each in names if each in row), names[0])
 
 
 def number(row: Mapping[str, Any], *names: str) -> float:
@@ -92,11 +106,11 @@ def number(row: Mapping[str, Any], *names: str) -> float:
     Raises:
         InvalidInput: there is none.
     """
-    name = next((each for each in names if each in row), names[0])
+    name = _named(row, names)
     try:
         found = float(row[name])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         found = math.nan
     if not math.isfinite(found):
-        raise InvalidInput(name, f"must be a number in each row, got {row.get(name)!r}")
+        raise InvalidInput(name, f"must be a number in each row, got {row.get(name)!r:.60}")
     return found

@@ -3,11 +3,13 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from moesaic.cli.terminal.console import say
 from moesaic.cli.terminal.outcome import CommandError, Exit
 
 if TYPE_CHECKING:
     import httpx
 
+NO_ROUTE = (404, 405)
 # Words that most vocabularies have as one token each.
 WORDS = (
     *("the", "of", "and", "to", "in", "is", "that", "for", "it", "as", "was", "with", "be", "by"),
@@ -40,10 +42,10 @@ class ServerVocabulary:
 
     def __init__(self, client: "httpx.Client", model: str) -> None:
         self._client, self._model = client, model
-        self._is_unknown = False
+        self._is_unknown = self._has_refused = False
 
     def tokens(self, text: str) -> list[int]:
-        """Turn a text into tokens; none: the server has no such route."""
+        """Turn a text into tokens; none: the server has no such route, or refuses this text."""
         if self._is_unknown:
             return []
         asked = {"model": self._model, "prompt": text, "add_special_tokens": False}
@@ -52,8 +54,13 @@ class ServerVocabulary:
             found = [int(each) for each in response.json()["tokens"]]
         except (ValueError, KeyError, TypeError):
             found = []
-        self._is_unknown = not (response.is_success and found) and bool(text)
-        return [] if self._is_unknown else found
+        if response.is_success and found:
+            return found
+        self._is_unknown = response.status_code in NO_ROUTE
+        if text and not (self._is_unknown or self._has_refused):
+            self._has_refused = True
+            say(f"/tokenize refused a text with {response.status_code}: words of such texts count")
+        return []
 
     def pool(self) -> list[int]:
         """List the tokens of common words."""

@@ -1,6 +1,7 @@
 """Options about prompts, and about the lengths of prompts and answers."""
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -104,8 +105,9 @@ class PromptOptions:
             raise CommandError(text, Exit.USAGE)
         if self.custom_output_len == 0:
             raise CommandError("--custom-output-len: must be -1, or 1 or more", Exit.USAGE)
-        if not self.timed_trace_sec_multiplier > 0:
-            raise CommandError("--timed-trace-sec-multiplier: must be above 0", Exit.USAGE)
+        if not 0 < self.timed_trace_sec_multiplier < math.inf:
+            text = "--timed-trace-sec-multiplier: must be above 0, and finite"
+            raise CommandError(text, Exit.USAGE)
         shared = self.prefix_repetition_num_prefixes
         if self.dataset_name == "prefix_repetition" and shared > self.num_prompts:
             text = f"--prefix-repetition-num-prefixes: must be {self.num_prompts} at most, got {shared}"
@@ -123,7 +125,7 @@ class PromptOptions:
                 if isinstance(found, dict)
                 else (float(found), float(found))
             )
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             ratios = (-1.0, -1.0)
         if not all(0 <= each < 1 for each in ratios):
             text = '--random-range-ratio: write a number from 0 to below 1, or {"input": 0.3, "output": 0.5}'

@@ -59,7 +59,10 @@ class ServerOptions:
     ] = False
     ready_check_timeout_sec: Annotated[
         int,
-        option("Longest wait for the server and a first answer, in seconds; 0: no wait.", min=0),
+        option(
+            "Longest wait for the server and a first answer together, in seconds; 0: no wait.",
+            min=0,
+        ),
     ] = 0
     ignore_eos: Annotated[
         bool,

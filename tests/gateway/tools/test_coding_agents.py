@@ -1,6 +1,6 @@
 """Claude Code and Codex at a real gateway, whose model is a script: it calls a tool, and tells what it read.
 
-The demo model neither calls on its own nor reads such long prompts. These tests need the packages of the product.
+The demo model neither calls on its own nor reads such long prompts. ``make test-clients`` installs the clients.
 """
 
 import asyncio
@@ -11,16 +11,10 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("grpc", reason="runs in the environment of the product")
-
 from moesaic.services.gateway.language import Language
 from moesaic.v1 import attention_pb2 as pb
 from tests.clients.npm import installed
 from tests.gateway.conftest import Emit, OpenHouse, Script, Scripts
-from tests.gateway.conftest import open_house as open_house
-from tests.gateway.conftest import scripts as scripts
-from tests.gateway.tools.conftest import family as family
-from tests.gateway.tools.conftest import model_directory as model_directory
 from tests.waiting import HANG_S
 
 SECRET = "a heron, two moles and 17 lanterns"
