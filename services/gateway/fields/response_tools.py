@@ -1,6 +1,6 @@
 """Tools of ``/v1/responses``: functions, alone or in namespaces, which a chat does not have."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
@@ -12,15 +12,21 @@ from moesaic.services.gateway.fields.messages import MAX_TOOLS, FunctionWire
 _DISPENSABLE = ("web_search", "web_search_2025_08_26")
 
 
-class FlatToolWire(FunctionWire):
-    """One tool: a function, or a namespace of functions. The fields of a function stand beside the type."""
+class FlatFunctionWire(FunctionWire):
+    """One function, whose fields stand beside the type."""
 
     name: str = Field("", description="required")
+    type: str = Field(max_length=64, description="function")
+
+
+class FlatToolWire(FlatFunctionWire):
+    """One tool: a function, or a namespace of functions."""
+
     type: str = Field(
         max_length=64,
         description="function or namespace; web_search is ignored, others are refused",
     )
-    tools: Annotated[list["FlatToolWire"], Field(max_length=MAX_TOOLS)] | None = Field(
+    tools: Annotated[list[FlatFunctionWire], Field(max_length=MAX_TOOLS)] | None = Field(
         None, description="functions of a namespace"
     )
 
@@ -50,7 +56,8 @@ class Offered:
         self.places: list[str] = []
         self.origins: dict[str, Origin] = {}
         self.ignored: list[str] = []
-        for place, tool in _placed(tools, "tools"):
+        for i, tool in enumerate(tools):
+            place = f"tools[{i}]"
             if tool.type in _DISPENSABLE:
                 self.ignored.append(place)
             elif tool.type == "namespace":
@@ -97,10 +104,10 @@ class Offered:
         if tool.description:
             # Chat templates have no place for it.
             self.ignored.append(f"{place}.description")
-        for inner, function in _placed(tool.tools or (), f"{place}.tools"):
-            self._take(function, inner, tool.name)
+        for i, function in enumerate(tool.tools or ()):
+            self._take(function, f"{place}.tools[{i}]", tool.name)
 
-    def _take(self, tool: FlatToolWire, place: str, namespace: str | None = None) -> None:
+    def _take(self, tool: FlatFunctionWire, place: str, namespace: str | None = None) -> None:
         if tool.type != "function":
             allowed = "function" if namespace else "function and namespace"
             what = f"tools of type {tool.type[:40]!r} are not supported, only {allowed}"
@@ -110,7 +117,7 @@ class Offered:
         name = name_for_model(tool.name, namespace)
         if namespace is not None:
             self.origins[name] = Origin(tool.name, namespace)
-        if tool.tools is not None:
+        if getattr(tool, "tools", None) is not None:
             # Only a namespace has any.
             self.ignored.append(f"{place}.tools")
         sent = tool.model_dump(exclude_unset=True, exclude={"type", "tools"})
@@ -123,14 +130,10 @@ def name_for_model(name: str, namespace: str | None) -> str:
     return name if namespace is None else f"{namespace}__{name}"
 
 
-def _placed(tools: Sequence[FlatToolWire], field: str) -> Iterator[tuple[str, FlatToolWire]]:
-    return ((f"{field}[{i}]", tool) for i, tool in enumerate(tools))
-
-
-def described_tool(tool: FlatToolWire) -> dict[str, Any]:
+def described_tool(tool: FlatFunctionWire) -> dict[str, Any]:
     """Write a tool as answers repeat it."""
     told = tool.model_dump(exclude_unset=True)
-    if tool.type == "namespace":
+    if isinstance(tool, FlatToolWire) and tool.type == "namespace":
         return told | {"tools": [described_tool(inner) for inner in tool.tools or ()]}
     if tool.type != "function":
         return told
