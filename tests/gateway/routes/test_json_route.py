@@ -19,6 +19,8 @@ PATHS = {
     "/v1/decisions",
     "/score",
     "/v1/score",
+    "/v1/embeddings",
+    "/pooling",
     "/rerank",
     "/v1/rerank",
     "/v2/rerank",
