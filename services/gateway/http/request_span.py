@@ -19,6 +19,7 @@ MOST_CHARS = 200  # of what a client chooses
 OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
     "/v1/messages": "chat",
     "/v1/responses": "chat",
 }

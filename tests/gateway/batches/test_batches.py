@@ -91,7 +91,8 @@ async def test_a_request_that_a_route_takes_is_not_too_large_for_a_batch(
 
 
 @pytest.mark.parametrize(
-    "endpoint", ["/v1/classify", "/v1/decisions", "/rerank", "/v1/chat/completions"]
+    "endpoint",
+    ["/v1/classify", "/v1/decisions", "/rerank", "/v1/chat/completions", "/v1/embeddings"],
 )
 async def test_every_route_that_infers_can_be_the_endpoint(
     open_house, scripts, tmp_path: Path, endpoint: str
@@ -101,8 +102,13 @@ async def test_every_route_that_infers_can_be_the_endpoint(
         "/v1/decisions": {"input": "a", "questions": [{"type": "predicate", "instructions": "b"}]},
         "/rerank": {"query": "a", "documents": ["b"]},
         "/v1/chat/completions": {"messages": [{"role": "user", "content": "hello"}]},
+        "/v1/embeddings": {"input": "hello"},
     }[endpoint]
-    script = scripts.says("yes") if "chat" in endpoint else scripts.scores(-0.1, -2.0)
+    of_endpoint = {
+        "/v1/chat/completions": scripts.says("yes"),
+        "/v1/embeddings": scripts.pools([1.0] * 16),
+    }
+    script = of_endpoint.get(endpoint, scripts.scores(-0.1, -2.0))
 
     async with open_house(script, files_dir=str(tmp_path)) as house:
         content = encoded({**line("a", endpoint), "body": body})
