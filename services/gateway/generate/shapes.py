@@ -51,7 +51,8 @@ class ChatShape:
 
     def opening(self) -> Choices:
         """Each choice begins with its role."""
-        delta = Delta(role="assistant", content="")
+        # Clients begin a text where content is, even an empty one. A turn may begin with a call or with reasoning.
+        delta = Delta(role="assistant", content="" if self.speech.is_plain else None)
         return [ChatChunkChoice(index=i, delta=delta) for i in range(self.body.n)]
 
     def chunks(self, piece: Piece) -> Choices:
