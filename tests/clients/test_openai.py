@@ -135,9 +135,21 @@ def test_errors_have_the_class_and_the_code(
 
 def test_an_unknown_route_is_not_found(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
-        client.embeddings.create(model="demo", input="a")
+        client.images.generate(model="demo", prompt="a")
 
     assert caught.value.code == "not_found"
+
+
+def test_vectors_are_the_same_as_floats_and_as_bytes(client: openai.OpenAI) -> None:
+    # The client asks for bytes, and reads them itself, where nothing else is said.
+    floats = client.embeddings.create(model="demo", input=["a", "b c"], encoding_format="float")
+    read = client.embeddings.create(model="demo", input=["a", "b c"])
+
+    assert [item.index for item in read.data] == [0, 1]
+    for ours, theirs in zip(floats.data, read.data, strict=True):
+        assert theirs.embedding == pytest.approx(ours.embedding, abs=1e-5)
+        assert sum(value**2 for value in ours.embedding) == pytest.approx(1, abs=1e-4)
+    assert read.usage.prompt_tokens > 0
 
 
 def test_a_deadline_of_the_callers_ends_the_request(client: openai.OpenAI) -> None:
